@@ -342,6 +342,65 @@ def test_saving_needs_no_framework_and_imports_none(tmp_path: Path) -> None:
     assert (tmp_path / "to").read_bytes() == (tmp_path / "from").read_bytes()
 
 
+QUOTA = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int close(int descriptor) {
+    int (*closed)(int) = dlsym(RTLD_NEXT, "close");
+    char link[64], path[4096] = "";
+    struct stat found;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    int is_written = !fstat(descriptor, &found) && S_ISREG(found.st_mode) &&
+                     (fcntl(descriptor, F_GETFL) & O_ACCMODE) != O_RDONLY &&
+                     readlink(link, path, sizeof path - 1) > 0 && strstr(path, getenv("WITH_QUOTA"));
+    int outcome = closed(descriptor);
+    if (is_written) {
+        errno = EDQUOT;
+        return -1;
+    }
+    return outcome;
+}
+"""
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_what_a_file_system_says_at_close_fails_the_save(tmp_path: Path, sync: bool) -> None:
+    (tmp_path / "quota.c").write_text(QUOTA)
+    library = tmp_path / "quota.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "quota.c", "-ldl"], check=True)
+    folder = tmp_path / "with quota"
+    folder.mkdir()
+    hoistway.save_file({"a": np.zeros(9)}, folder / "model.safetensors")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    script = """
+        import sys
+        import numpy as np
+        import hoistway
+        folder, sync = sys.argv[1], sys.argv[2] == "True"
+        tensors = {"a": np.ones(5000), "b": np.ones(5000)}
+        for save in (
+            lambda: hoistway.save_file(tensors, f"{folder}/model.safetensors", sync=sync),
+            lambda: hoistway.save_sharded(tensors, folder, sync=sync),
+            lambda: hoistway.save_sharded(tensors, folder, max_shard_size="50KB", sync=sync),
+        ):
+            try:
+                save()
+            except hoistway.errors.StorageError as error:
+                print(error)
+    """
+    done = run(script, folder, sync, LD_PRELOAD=str(library), WITH_QUOTA=folder.name)
+    assert done.stdout.count("close failed on") == 3, (done.stdout, done.stderr)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
 def test_ctrl_c_ends_a_save_and_the_old_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     hoistway.save_file({"a": np.arange(3)}, path)

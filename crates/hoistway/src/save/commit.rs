@@ -160,7 +160,7 @@ impl<'a> Commit<'a> {
         for (temp, number) in temps.iter_mut().zip(1..) {
             let path = self.path(&self.names.plain(number, count));
             self.permissions.give(temp.opened()?, &path, &mut report.notes);
-            temp.close();
+            temp.close(&path)?;
         }
         if self.indexed.is_none() {
             self.index_what_is_there(report)?;

@@ -53,7 +53,6 @@ use std::{
     time::Instant,
 };
 use target::Target;
-use temp::TempFile;
 use tracing::debug_span;
 use write::Writing;
 
@@ -174,7 +173,7 @@ pub fn save_sharded(
     let allocate = |(number, file): (usize, PlannedFile)| {
         let (mut temp, path) = (set.under(number)?, folder.path.join(names.plain(number, count)));
         temp.allocate(file.len(), &path)?;
-        temp.close();
+        temp.close(&path)?;
         Ok((file, temp, path))
     };
     // A disk that is too small is found out before the first write.
@@ -185,7 +184,9 @@ pub fn save_sharded(
         let targets = open.map(|(file, temp, path)| Target::new(file, temp, path, options));
         let targets = targets.collect::<Result<Vec<_>>>()?;
         let mut written = Writing::new(tensors, options, targets, &go_on)?.run(&mut report)?;
-        written.iter_mut().for_each(TempFile::close);
+        for (temp, number) in written.iter_mut().zip(temps.len() + 1..) {
+            temp.close(&folder.path.join(names.plain(number, count)))?;
+        }
         temps.append(&mut written);
     }
     Commit::begin(&folder, &names, &go_on, &mut report)?.run(

@@ -92,9 +92,16 @@ impl TempFile {
         self.file().map_err(|source| io_error("open", &self.path, source))
     }
 
-    /// Closes a file of a set.
-    pub(super) fn close(&mut self) {
+    /// Closes a file of a set, which messages call `shown`.
+    pub(super) fn close(&mut self, shown: &Path) -> Result<()> {
+        self.close_copy(shown)?;
         self.file = None;
+        Ok(())
+    }
+
+    /// Fails if the file system says, as a file is closed, that what was written is lost.
+    fn close_copy(&self, shown: &Path) -> Result<()> {
+        self.file.iter().try_for_each(files::close_copy).map_err(|source| io_error("close", shown, source))
     }
 
     /// Sees to it that its bytes are on the disk.
@@ -118,6 +125,7 @@ impl TempFile {
 
     /// Gives it its name, in place of a file that has it.
     pub(super) fn persist(mut self, path: &Path) -> Result<()> {
+        self.close_copy(path)?;
         #[cfg(test)]
         super::crash_tests::step(super::crash_tests::Step::Rename(self.path.clone(), path.to_owned()));
         folders::rename(&self.path, path).map_err(|source| io_error("rename", path, source))?;
@@ -127,6 +135,7 @@ impl TempFile {
 
     /// Gives it its name, unless a file has that: `false` then.
     pub(super) fn persist_new(&mut self, path: &Path) -> Result<bool> {
+        self.close_copy(path)?;
         #[cfg(test)]
         super::crash_tests::step(super::crash_tests::Step::Rename(self.path.clone(), path.to_owned()));
         match folders::rename_new(&self.path, path) {

@@ -15,7 +15,7 @@ use std::{
     fs::{self, File, FileType, TryLockError},
     io::{self, IoSlice, IoSliceMut},
     os::{
-        fd::AsRawFd,
+        fd::{AsRawFd, IntoRawFd},
         unix::fs::{FileExt, FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
@@ -306,6 +306,20 @@ pub fn allocate(file: &File, len: u64) -> io::Result<()> {
 /// The system's.
 pub fn write_vectored_at(file: &File, slices: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
     Ok(rustix::io::pwritev(file, slices, offset)?)
+}
+
+/// Returns what the file system says of what was written only as a file is closed, as NFS, CIFS and FUSE do of a full disk or a
+/// quota. The file stays open, and locked.
+///
+/// # Errors
+/// The system's.
+pub fn close_copy(file: &File) -> io::Result<()> {
+    let copy = file.try_clone()?.into_raw_fd();
+    // SAFETY: the descriptor is this function's own.
+    match unsafe { libc::close(copy) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Locks a file or folder unless another descriptor has the lock.
