@@ -49,16 +49,16 @@ class Part:
     def _add(self, name: str, dimension: int, item: Any, size: int) -> None:
         where = f"dimension {dimension} of tensor {name!r}, which has size {size}"
         if isinstance(item, slice):
-            step = 1 if item.step is None else item.step
-            if not isinstance(step, int) or step < 1:
-                raise SliceError(f"step {step} for {where}: steps must be positive", tensor=name)
-            if step != 1 and self._unit_steps is not None and dimension == self._unit_steps[0]:
-                raise SliceError(f"step {step} for {where}: {self._unit_steps[1]}", tensor=name)
             try:
+                step = 1 if item.step is None else operator.index(item.step)
                 start = 0 if item.start is None else operator.index(item.start)
                 stop = size if item.stop is None else operator.index(item.stop)
             except TypeError as error:
                 raise SliceError(f"{item} cannot index {where}: {error}", tensor=name) from error
+            if step < 1:
+                raise SliceError(f"step {step} for {where}: steps must be positive", tensor=name)
+            if step != 1 and self._unit_steps is not None and dimension == self._unit_steps[0]:
+                raise SliceError(f"step {step} for {where}: {self._unit_steps[1]}", tensor=name)
             start, stop = (bound + size if bound < 0 else bound for bound in (start, stop))
             if not 0 <= start <= size or not 0 <= stop <= size:
                 raise SliceError(f"slice {item.start}:{item.stop} goes beyond {where}", tensor=name)

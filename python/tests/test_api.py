@@ -22,6 +22,7 @@ from hoistway import _checkpoint, _native
 from hoistway._words import in_words
 from hoistway.errors import (
     ClosedError,
+    FormatError,
     MemoryBudgetError,
     MissingPackageError,
     OptionError,
@@ -197,6 +198,9 @@ def test_slices_that_do_not_fit(model: Path) -> None:
             assert isinstance(caught.value, IndexError)
         with pytest.raises(SliceError, match="positive"):
             part[::-1]
+        with pytest.raises(SliceError, match="cannot index"):
+            part[::1.5]
+        assert part[: np.int64(4) : np.int64(2)].shape == (2, 64)
         assert part[[]].shape == (0, 64)
         assert part[5:2].shape == (0, 64)
         assert part[()].shape == (1000, 64)
@@ -533,3 +537,28 @@ def test_what_is_not_read_has_no_slice(model: Path) -> None:
         for options in ({"select": "embed"}, {"exclude": "ids"}):
             with pytest.raises(SliceError, match="slice of tensor 'ids', which is not read"):
                 checkpoint.load(slices={"ids": 0}, **options)
+
+
+def test_a_report_says_once_what_was_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tensors = {f"t{i}": np.full(1, i, np.uint8) for i in range(100)}
+    hoistway.save_file(tensors, folder / "a.safetensors")
+    hoistway.save_file(tensors | {"x": np.ones(1)}, folder / "b.safetensors")
+    (folder / "other.gguf").write_bytes(b"GGUF")
+    weight_map = dict.fromkeys(tensors, "a.safetensors") | {"x": "b.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    notes = hoistway.load_file(folder, framework="raw").report.notes
+    moved = [note for note in notes if "takes them from other files" in note]
+    assert len(moved) == 1
+    assert "100 tensors of" in moved[0]
+    assert "the first is 't0', which is in 'a.safetensors'" in moved[0]
+    assert "left out, as there are safetensors files: 1 GGUF file, the first is other.gguf" in notes
+
+
+def test_a_message_shows_few_of_many_dimensions(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a": ("U8", [1] * 10_000)})
+    path.write_bytes(path.read_bytes().replace(b"[0, 1]", b"[0, 2]") + b"\0")
+    with pytest.raises(FormatError, match=r"shape \[1, .* 10000 dimensions in all\] needs 1 bytes") as caught:
+        hoistway.open(path)
+    assert len(str(caught.value)) < 500

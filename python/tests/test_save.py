@@ -342,6 +342,28 @@ def test_saving_needs_no_framework_and_imports_none(tmp_path: Path) -> None:
     assert (tmp_path / "to").read_bytes() == (tmp_path / "from").read_bytes()
 
 
+def test_a_save_that_fails_takes_back_the_index_that_it_made(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    hoistway.save_file({"a": np.ones(9)}, folder / "model.safetensors")
+    script = """
+        import resource, sys
+        import numpy as np
+        import hoistway
+        tensors = {f"t{i:02}" + "x" * 100: np.ones(9) for i in range(50)}
+        # No shard is as long as the index of all of them.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        try:
+            hoistway.save_sharded(tensors, sys.argv[1], max_shard_size="500B")
+        except hoistway.errors.StorageError as error:
+            print(error)
+    """
+    done = run(script, folder)
+    assert "model.safetensors.index.json" in done.stdout, (done.stdout, done.stderr)
+    assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
+    assert sorted(hoistway.load_file(folder, framework="numpy")) == ["a"]
+
+
 QUOTA = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>

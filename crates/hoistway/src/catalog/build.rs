@@ -38,16 +38,16 @@ impl Builder {
         let first_tensor = tensor_id(self.tensors.len());
         let (format, tensors) = header.into_parts()?;
         let mut unlisted = 0usize;
+        // Tensors that the index takes from another file: how many, and the first with its file.
+        let mut elsewhere: (usize, Option<(String, &str)>) = (0, None);
         self.tensors.reserve(tensors.len());
         self.by_name.reserve(tensors.len());
         for Located { name, dtype, shape, bytes } in tensors {
             if let Some((index_path, index)) = index {
                 match index.weight_map.get(&name) {
                     Some(owner) if index_path.beside(owner) != path => {
-                        self.notes.push(format!(
-                            "tensor '{name}' of {} is left out: the index takes it from '{owner}'",
-                            path.display()
-                        ));
+                        elsewhere.0 += 1;
+                        elsewhere.1.get_or_insert((name, owner));
                         continue;
                     }
                     Some(_) => {}
@@ -72,6 +72,13 @@ impl Builder {
             self.notes.push(format!(
                 "names of more than {GGML_NAME_BYTES} bytes, which llama.cpp refuses and stable-diffusion.cpp writes: {} of {}",
                 counted(long, "tensor", "tensors"),
+                path.display()
+            ));
+        }
+        if let (count, Some((name, owner))) = elsewhere {
+            self.notes.push(format!(
+                "left out, as the index takes them from other files: {} of {}, the first is '{name}', which is in '{owner}'",
+                counted(count, "tensor", "tensors"),
                 path.display()
             ));
         }

@@ -7,7 +7,7 @@ use super::{
     index::{Index, IndexError, MAX_INDEX_BYTES},
     open, shard_name,
 };
-use crate::{Error, Result, memory, source::registry};
+use crate::{Error, Result, counted, memory, source::registry};
 use std::{
     collections::HashSet,
     fs,
@@ -23,12 +23,12 @@ pub(super) struct FileSet {
     pub(super) files: Vec<PathBuf>,
     pub(super) index: Option<(SourceName, Index)>,
     /// What reports of loads say of what was left out.
-    pub(super) note: Option<String>,
+    pub(super) notes: Vec<String>,
 }
 
 impl FileSet {
     fn without_index(files: Vec<PathBuf>) -> Self {
-        Self { files, index: None, note: None }
+        Self { files, index: None, notes: Vec::new() }
     }
 
     /// The error of a file that cannot be opened, with what the index has there if that names it.
@@ -109,8 +109,8 @@ fn resolve_directory(directory: &Path, entries: Vec<PathBuf>, options: &OpenOpti
             ggufs.push(path);
         }
     }
-    match indexes.as_slice() {
-        [] if files.is_empty() => only_model(directory, ggufs),
+    let mut set = match indexes.as_slice() {
+        [] if files.is_empty() => return only_model(directory, ggufs),
         [] => {
             files.sort();
             // Without an index nothing else tells that some of a model is missing.
@@ -118,19 +118,26 @@ fn resolve_directory(directory: &Path, entries: Vec<PathBuf>, options: &OpenOpti
                 let reason = format!("{reason} and no index; was a save or a download interrupted?");
                 return Err(Error::NotFound { path: directory.to_owned(), reason });
             }
-            Ok(FileSet::without_index(files))
+            FileSet::without_index(files)
         }
-        [only] => resolve_index_of(directory, only, &files, options),
+        [only] => resolve_index_of(directory, only, &files, options)?,
         several => {
             match several.iter().find(|path| path.file_name().is_some_and(|name| name == STANDARD_INDEX)) {
-                Some(standard) => resolve_index_of(directory, standard, &files, options),
-                None => Err(Error::NotFound {
-                    path: directory.to_owned(),
-                    reason: format!("the directory holds {} indexes; name the one to load", several.len()),
-                }),
+                Some(standard) => resolve_index_of(directory, standard, &files, options)?,
+                None => {
+                    let reason =
+                        format!("the directory holds {} indexes; name the one to load", several.len());
+                    return Err(Error::NotFound { path: directory.to_owned(), reason });
+                }
             }
         }
+    };
+    if let Some(first) = ggufs.iter().min().and_then(|path| path.file_name()) {
+        let files = counted(ggufs.len(), "GGUF file", "GGUF files");
+        let first = first.to_string_lossy();
+        set.notes.push(format!("left out, as there are safetensors files: {files}, the first is {first}"));
     }
+    Ok(set)
 }
 
 /// Whether a listing leaves this out, as shells do: programs put files of their own beside others under such names, as macOS
@@ -174,8 +181,10 @@ fn resolve_index_of(
             let mut others: Vec<_> = held.iter().filter(|file| !named.contains(file.as_str())).collect();
             others.sort_unstable();
             let names = || others.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
-            let note = || format!("left out, as the index {index_name} does not name them: {}", names());
-            set.note = (!others.is_empty()).then(note);
+            if !others.is_empty() {
+                set.notes
+                    .push(format!("left out, as the index {index_name} does not name them: {}", names()));
+            }
             Ok(set)
         }
     }
@@ -232,7 +241,9 @@ fn resolve_glob(path: &Path, pattern: &str) -> Result<FileSet> {
         ));
     }
     let mut set = FileSet::without_index(files);
-    set.note = (!packs.is_empty()).then(|| format!("left out, as packed experts: {}", packs.join(", ")));
+    if !packs.is_empty() {
+        set.notes.push(format!("left out, as packed experts: {}", packs.join(", ")));
+    }
     Ok(set)
 }
 
@@ -265,7 +276,7 @@ fn resolve_index(path: &Path, options: &OpenOptions) -> Result<FileSet> {
     let name = SourceName::from(source.path());
     index.check_names(&name).map_err(invalid)?;
     let files = index.files().into_iter().map(|file| name.beside(file)).collect();
-    Ok(FileSet { files, index: Some((name, index)), note: None })
+    Ok(FileSet { files, index: Some((name, index)), notes: Vec::new() })
 }
 
 fn io_error(operation: &'static str, path: &Path, source: std::io::Error) -> Error {

@@ -160,8 +160,8 @@ impl Catalog {
             let set = discover::resolve(&path, options)?;
             let first_file = builder.file_count();
             let found = open::read_headers(&set.files, options).map_err(|error| set.explain(error))?;
-            let FileSet { index, note, .. } = set;
-            builder.add_notes(note);
+            let FileSet { index, notes, .. } = set;
+            builder.add_notes(notes);
             for (source, header) in open::with_siblings(found, &mut split_models, options)? {
                 builder.add_file(source.path(), source.len(), header, index.as_ref())?;
                 builder.add_notes(source.caveat());

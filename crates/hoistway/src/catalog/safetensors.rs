@@ -46,6 +46,17 @@ pub struct HeaderTensor {
     pub data: ByteRange,
 }
 
+/// A shape for people: a header may give a tensor as many dimensions as it has room for.
+pub(crate) fn shown_shape(shape: &[u64]) -> String {
+    match shape.get(..8).filter(|_| shape.len() > 8) {
+        None => format!("{shape:?}"),
+        Some(first) => {
+            let first: Vec<_> = first.iter().map(u64::to_string).collect();
+            format!("[{}, … {} dimensions in all]", first.join(", "), shape.len())
+        }
+    }
+}
+
 /// Why bytes are not a safetensors file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -102,7 +113,7 @@ pub enum HeaderError {
         expected_start: u64,
     },
     /// The number of elements or of bytes does not fit 64 bits.
-    #[error("tensor '{tensor}' of type {dtype} and shape {shape:?} is larger than any memory")]
+    #[error("tensor '{tensor}' of type {dtype} and shape {} is larger than any memory", shown_shape(shape))]
     Overflow {
         /// Name of the tensor.
         tensor: String,
@@ -112,7 +123,7 @@ pub enum HeaderError {
         shape: Vec<u64>,
     },
     /// A packed type whose elements do not fill whole bytes.
-    #[error("tensor '{tensor}' of type {dtype} and shape {shape:?} does not fill whole bytes")]
+    #[error("tensor '{tensor}' of type {dtype} and shape {} does not fill whole bytes", shown_shape(shape))]
     PartialByte {
         /// Name of the tensor.
         tensor: String,
@@ -123,7 +134,8 @@ pub enum HeaderError {
     },
     /// The byte range and the shape disagree.
     #[error(
-        "tensor '{tensor}' of type {dtype} and shape {shape:?} needs {needed} bytes, but the header gives it {given}"
+        "tensor '{tensor}' of type {dtype} and shape {} needs {needed} bytes, but the header gives it {given}",
+        shown_shape(shape)
     )]
     SizeMismatch {
         /// Name of the tensor.

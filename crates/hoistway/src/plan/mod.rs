@@ -22,7 +22,7 @@ pub(crate) use transfer::packed;
 
 use crate::{
     Alignment, ByteRange, Catalog, Dtype,
-    catalog::{FileId, TensorId},
+    catalog::{FileId, TensorId, safetensors::shown_shape},
 };
 #[doc(hidden)]
 pub use hoistway_device::Transfer;
@@ -101,7 +101,7 @@ impl Default for PlanOptions {
 #[non_exhaustive]
 pub enum PlanError {
     /// A slice does not fit its tensor.
-    #[error("cannot slice tensor '{tensor}' of shape {shape:?}: {problem}")]
+    #[error("cannot slice tensor '{tensor}' of shape {}: {problem}", shown_shape(shape))]
     Slice {
         /// Name of the tensor.
         tensor: String,

@@ -112,6 +112,8 @@ pub(super) struct Commit<'a> {
     indexed: Option<BTreeSet<String>>,
     /// Whether this save made that index.
     made_index: bool,
+    /// Whether files of this save may have their names.
+    has_named: bool,
     /// Files that indexes of other names name: other checkpoints'.
     theirs: BTreeSet<String>,
     /// What new files get.
@@ -141,7 +143,16 @@ impl<'a> Commit<'a> {
         // One that cannot be read says nothing of whose files are whose.
         let theirs = others.filter_map(|name| read_index(&folder.path.join(name)).ok()?).flatten().collect();
         let permissions = Permissions::of_new_file();
-        let mut commit = Self { folder, names, indexed, made_index: false, theirs, permissions, _lock: lock };
+        let mut commit = Self {
+            folder,
+            names,
+            indexed,
+            made_index: false,
+            has_named: false,
+            theirs,
+            permissions,
+            _lock: lock,
+        };
         let replaced = commit.old_files().into_iter().chain([commit.names.index()]);
         commit.permissions =
             Permissions::replacing(&replaced.map(|name| commit.path(&name)).collect::<Vec<_>>())?;
@@ -151,6 +162,21 @@ impl<'a> Commit<'a> {
     /// Names complete files, `contents` are the tensors of each, and removes those of earlier saves.
     pub(super) fn run(
         mut self,
+        temps: Vec<TempFile>,
+        contents: &[Vec<&str>],
+        total_size: u64,
+        report: &mut SaveReport,
+    ) -> Result<()> {
+        let done = self.name(temps, contents, total_size, report);
+        if done.is_err() && self.made_index && !self.has_named {
+            // It would stay in the way of programs that write such files and no index.
+            let _ = fs::remove_file(self.path(&self.names.index()));
+        }
+        done
+    }
+
+    fn name(
+        &mut self,
         mut temps: Vec<TempFile>,
         contents: &[Vec<&str>],
         total_size: u64,
@@ -212,10 +238,9 @@ impl<'a> Commit<'a> {
         let weight_map = tensors.iter().map(|tensor| (&*tensor.name, names[tensor.file.index()].as_str()));
         let total_size = tensors.iter().map(|tensor| tensor.bytes.len()).sum();
         self.new_index(weight_map.collect(), total_size, report)?.persist(&self.path(&self.names.index()))?;
-        self.folder.sync()?;
         self.indexed = Some(names.into_iter().collect());
         self.made_index = true;
-        Ok(())
+        self.folder.sync()
     }
 
     /// Whether a file may take the single name in one step.
@@ -240,7 +265,7 @@ impl<'a> Commit<'a> {
     }
 
     fn name_single(
-        self,
+        &mut self,
         temps: Vec<TempFile>,
         content: &[&str],
         total_size: u64,
@@ -256,6 +281,7 @@ impl<'a> Commit<'a> {
         };
         for temp in temps {
             temp.persist(&path)?;
+            self.has_named = true;
         }
         match index {
             None => self.folder.sync_saved(&path)?,
@@ -280,7 +306,8 @@ impl<'a> Commit<'a> {
     }
 
     /// Gives shards their names, or none of them; `false` if a name is taken.
-    fn name_shards(&self, temps: &mut [TempFile], names: &[String]) -> Result<bool> {
+    fn name_shards(&mut self, temps: &mut [TempFile], names: &[String]) -> Result<bool> {
+        self.has_named = true;
         let mut is_free = Ok(true);
         for (temp, name) in temps.iter_mut().zip(names) {
             is_free = temp.persist_new(&self.path(name));
@@ -293,6 +320,7 @@ impl<'a> Commit<'a> {
             for (temp, name) in temps.iter_mut().zip(names) {
                 temp.take_back(&self.path(name));
             }
+            self.has_named = temps.iter().any(TempFile::is_named);
         }
         all
     }

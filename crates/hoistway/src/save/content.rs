@@ -2,7 +2,8 @@
 #![deny(unsafe_code)]
 
 use crate::{
-    Dtype, Error, Result, SizeError, Tensor, TensorMemory, catalog::safetensors::MAX_HEADER_BYTES,
+    Dtype, Error, Result, SizeError, Tensor, TensorMemory,
+    catalog::safetensors::{MAX_HEADER_BYTES, shown_shape},
     device::Device,
 };
 use std::{collections::HashSet, marker::PhantomData, sync::Arc};
@@ -110,7 +111,8 @@ pub enum ContentError {
     },
     /// The shape has no size in whole bytes that fits 64 bits.
     #[error(
-        "tensor '{tensor}' cannot be saved: type {dtype} and shape {shape:?} make no whole number of bytes"
+        "tensor '{tensor}' cannot be saved: type {dtype} and shape {} make no whole number of bytes",
+        shown_shape(shape)
     )]
     NoSize {
         /// Name of the tensor.
@@ -122,7 +124,8 @@ pub enum ContentError {
     },
     /// The bytes given are not as many as type and shape make.
     #[error(
-        "tensor '{tensor}' cannot be saved: type {dtype} and shape {shape:?} make {needed} bytes, but it has {given}"
+        "tensor '{tensor}' cannot be saved: type {dtype} and shape {} make {needed} bytes, but it has {given}",
+        shown_shape(shape)
     )]
     WrongLength {
         /// Name of the tensor.

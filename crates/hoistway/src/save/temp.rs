@@ -148,6 +148,11 @@ impl TempFile {
         }
     }
 
+    /// Whether it has its name.
+    pub(super) fn is_named(&self) -> bool {
+        self.is_named
+    }
+
     /// Takes back the name that [`persist_new`](Self::persist_new) gave it, if it did.
     pub(super) fn take_back(&mut self, path: &Path) {
         if self.is_named && folders::rename(path, &self.path).is_ok() {
