@@ -138,8 +138,8 @@ func (r *Reader) held() *handle {
 	return r.handle
 }
 
-// Read reads all bytes of a tensor into destination, which must be as long as the tensor. After an error destination holds
-// anything. The report is nil if no read began.
+// Read reads all bytes of a tensor into destination, which must be as long as the tensor. It refuses tensors of big-endian
+// files, unless of single bytes, and of unknown types. After an error destination holds anything. The report is nil if no read began.
 func (r *Reader) Read(ctx context.Context, checkpoint *Checkpoint, tensor string, destination []byte) (*Report, error) {
 	index, err := r.find(checkpoint, tensor)
 	if err != nil {

@@ -196,7 +196,14 @@ def _numpy() -> Converter:
             if tensor.dtype == "F4":
                 array = _unpacked_f4(array)
             dtype = dtypes.get(tensor.dtype) or _ml_dtype(tensor)
-            into[tensor.name] = array.view(dtype).reshape(tensor.shape)
+            try:
+                into[tensor.name] = array.view(dtype).reshape(tensor.shape)
+            except ValueError as error:
+                raise UnsupportedDtypeError(
+                    f"numpy cannot hold tensor {tensor.name!r} of {len(tensor.shape)} dimensions: {error}; load it with "
+                    "framework='raw'",
+                    tensor=tensor.name,
+                ) from error
 
     return to_numpy
 
