@@ -77,7 +77,7 @@ impl Reader {
     fn request(&self, name: &str, rows: Option<(u64, u64)>) -> hoistway::Result<(ReadRequest, Described)> {
         let catalog = self.checkpoint.catalog();
         let id = catalog.find(name).ok_or_else(|| catalog.no_such_tensor(name))?;
-        catalog.check_readable([id])?;
+        catalog.check_readable(&[id])?;
         let entry = catalog.tensor(id);
         let (bytes, shape) = match rows {
             None => (entry.bytes, entry.shape.to_vec()),

@@ -55,7 +55,7 @@ impl Rows {
     pub fn of_tensor(reader: &Arc<Reader>, checkpoint: &Checkpoint, name: &str) -> Result<Self> {
         let catalog = checkpoint.catalog();
         let id = catalog.find(name).ok_or_else(|| catalog.no_such_tensor(name))?;
-        catalog.check_readable([id]).map_err(hoistway::Error::from)?;
+        catalog.check_readable(&[id]).map_err(hoistway::Error::from)?;
         let entry = catalog.tensor(id);
         let no_rows = || {
             let reason =

@@ -83,7 +83,7 @@ impl Collected {
             self.push_dense(catalog, id, whole(entry, name.role, component));
             return Ok(());
         }
-        catalog.check_readable([id]).map_err(hoistway::Error::from)?;
+        catalog.check_readable(&[id]).map_err(hoistway::Error::from)?;
         // A header of a few bytes can claim any number of them.
         if slice_bytes == 0 {
             return Err(invalid("gives experts no bytes".into()));
@@ -123,7 +123,7 @@ impl Collected {
 
     /// A model may have dense tensors that its runtime reads itself: only a store that reads one refuses it.
     fn push_dense(&mut self, catalog: &Catalog, id: TensorId, part: Part) {
-        if let Err(error) = catalog.check_readable([id]) {
+        if let Err(error) = catalog.check_readable(&[id]) {
             self.unreadable.insert(part.tensor.clone(), error);
         }
         self.dense.push(part);

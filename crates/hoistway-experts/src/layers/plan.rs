@@ -80,7 +80,7 @@ impl LayerPlan {
         for name in &spec.tensors {
             ids.push(catalog.find(name).ok_or_else(|| catalog.no_such_tensor(name))?);
         }
-        catalog.check_readable(ids.iter().copied()).map_err(hoistway::Error::from)?;
+        catalog.check_readable(&ids).map_err(hoistway::Error::from)?;
         let entries: Vec<_> = ids.into_iter().map(|id| catalog.tensor(id)).collect();
         let mut pieces: Vec<Extent> =
             entries.iter().map(|entry| Extent { file: entry.file.index(), bytes: entry.bytes }).collect();

@@ -235,17 +235,14 @@ impl Catalog {
     ///
     /// # Errors
     /// [`PlanError::ByteOrder`], [`PlanError::UnknownType`], with the first such tensor and how many there are.
-    pub fn check_readable(
-        &self,
-        tensors: impl IntoIterator<Item = TensorId, IntoIter: Clone>,
-    ) -> Result<(), PlanError> {
+    pub fn check_readable(&self, tensors: &[TensorId]) -> Result<(), PlanError> {
         let is_unknown = |entry: &&TensorEntry| matches!(entry.dtype, Dtype::UnknownGgml(_));
         let is_reversed = |entry: &&TensorEntry| {
             let is_single_bytes = (entry.dtype.block_len(), entry.dtype.block_bits()) == (1, 8);
             let header = self.file(entry.file).gguf();
             !is_single_bytes && header.is_some_and(|header| header.byte_order == ByteOrder::Big)
         };
-        let entries = tensors.into_iter().map(|id| self.tensor(id));
+        let entries = tensors.iter().map(|id| self.tensor(*id));
         let first = entries.clone().find(|entry| is_unknown(entry) || is_reversed(entry));
         let Some(TensorEntry { name, dtype, file, .. }) = first else { return Ok(()) };
         let tensor = name.to_string();
@@ -271,7 +268,8 @@ impl Catalog {
         let tensors = &self.tensors[start as usize..end as usize];
         let first = tensors.partition_point(|entry| entry.bytes.end() <= range.start());
         let count = tensors[first..].partition_point(|entry| entry.bytes.start() < range.end());
-        self.check_readable((start as usize + first..start as usize + first + count).map(tensor_id))
+        let first = start as usize + first;
+        self.check_readable(&(first..first + count).map(tensor_id).collect::<Vec<_>>())
     }
 
     /// The `__metadata__` of all files; where two files disagree on an entry, the first one's stands.

@@ -213,7 +213,7 @@ impl DeviceBlock {
     /// A copy of the bytes in host memory.
     ///
     /// # Errors
-    /// [`Error::Device`], [`Error::Allocation`], [`Error::Forked`].
+    /// [`Error::Device`](crate::Error::Device), [`Error::Allocation`](crate::Error::Allocation), [`Error::Forked`](crate::Error::Forked).
     pub fn read_back(&self) -> Result<Vec<u8>> {
         let mut bytes = super::zeroed(self.len(), "memory for a copy of a tensor")?;
         if !bytes.is_empty() {

@@ -364,7 +364,7 @@ impl Plan {
             let PlanOptions { chunk_bytes, block, .. } = *options;
             return Err(PlanError::Chunk { chunk_bytes, block: block.bytes() }.into());
         }
-        catalog.check_readable(requests.iter().map(|request| request.tensor))?;
+        catalog.check_readable(&requests.iter().map(|request| request.tensor).collect::<Vec<_>>())?;
         let mut seen = HashSet::with_capacity(requests.len());
         let mut wanted = Vec::with_capacity(requests.len());
         for request in requests {
