@@ -180,6 +180,22 @@ fn a_reader_that_gets_no_thread_blames_no_file() {
 }
 
 #[test]
+fn files_are_opened_where_no_limit_is_told() {
+    if !in_child("files_are_opened_where_no_limit_is_told") {
+        return;
+    }
+    let directory = disk();
+    let (path, file) = mixed_model(directory.path());
+    forbid(&[libc::SYS_prlimit64], libc::EPERM);
+    assert_is_file(&hoistway::load(&[&path], &LoadOptions::default()).unwrap(), &file);
+    let checks = hoistway::doctor::examine(&[&path]);
+    for name in ["locked memory", "open files"] {
+        let check = checks.iter().find(|check| check.name == name).unwrap();
+        assert!(check.finding.contains("does not tell") && check.fix.contains("prlimit64"), "{check:?}");
+    }
+}
+
+#[test]
 fn without_cachestat_the_cache_is_sampled() {
     if !in_child("without_cachestat_the_cache_is_sampled") {
         return;

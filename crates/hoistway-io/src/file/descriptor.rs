@@ -16,6 +16,8 @@ use std::{
 /// The part of the process's descriptors that files keep. As many are for the reads in flight of others, and the rest is
 /// for the rest of the program.
 const KEPT_PART: u64 = 4;
+/// The limit of open files that is assumed where the system does not tell it: what most systems begin with.
+const USUAL_LIMIT: u64 = 1024;
 
 /// Descriptors that files keep now.
 static KEPT: AtomicU64 = AtomicU64::new(0);
@@ -109,7 +111,8 @@ fn most_kept() -> u64 {
     match MOST.load(Ordering::Relaxed) {
         0 => {
             machine::raise_open_files();
-            let most = machine::open_files().current.map_or(u64::MAX, |limit| limit / KEPT_PART).max(1);
+            let limit = machine::open_files().map_or(Some(USUAL_LIMIT), |limit| limit.current);
+            let most = limit.map_or(u64::MAX, |limit| limit / KEPT_PART).max(1);
             MOST.store(most, Ordering::Relaxed);
             most
         }
@@ -127,7 +130,8 @@ pub(super) fn explained(error: io::Error) -> io::Error {
     if !machine::is_out_of_descriptors(&error) {
         return error;
     }
-    let limit = machine::open_files().current.map_or_else(String::new, |limit| format!(" ({limit})"));
+    let limit = machine::open_files().ok().and_then(|limit| limit.current);
+    let limit = limit.map_or_else(String::new, |limit| format!(" ({limit})"));
     let reason = format!("{error}: the process has as many files open as it may{limit}; raise ulimit -n");
     io::Error::new(error.kind(), reason)
 }

@@ -13,7 +13,6 @@ use crate::{Error, Result, file::is_3fs, mountinfo::c_path, shm::SharedMemory};
 use abi::Functions;
 use find::{Candidate, NAME, in_directory};
 use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW};
-use rustix::process::{Resource, getrlimit};
 use std::{
     ffi::CString,
     mem::ManuallyDrop,
@@ -136,9 +135,10 @@ impl Library {
 
 /// Whether loading the library would leave this process alive.
 fn may_load() -> Result<(), String> {
-    match getrlimit(Resource::Nofile).maximum {
-        Some(files) if files <= MOST_FILES => Ok(()),
-        limit => {
+    match most_files() {
+        Ok(Some(files)) if files <= MOST_FILES => Ok(()),
+        Err(error) => Err(format!("the system does not tell the hard limit of open files: {error}")),
+        Ok(limit) => {
             let limit = limit.map_or("unlimited".into(), |files| files.to_string());
             Err(format!(
                 "the hard limit of open files is {limit}, and the library takes 8 bytes for each, or ends the process: \
@@ -146,6 +146,16 @@ fn may_load() -> Result<(), String> {
             ))
         }
     }
+}
+
+/// The hard limit of open files, if there is one. Not by `rustix`, which takes it that the call cannot fail.
+fn most_files() -> std::io::Result<Option<u64>> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call writes to `limit`, which outlives it.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    Ok((limit.rlim_max != libc::RLIM_INFINITY).then_some(limit.rlim_max))
 }
 
 /// A buffer as the library's calls take it.

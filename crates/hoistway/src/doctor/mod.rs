@@ -25,6 +25,7 @@ use hoistway_io::{
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
+    io,
     path::Path,
 };
 
@@ -167,23 +168,35 @@ fn reserved_huge_pages() -> Check {
 }
 
 fn locked_memory() -> Check {
-    match machine::locked_memory().current {
-        None => ok("locked memory", "unlimited"),
-        Some(limit) => ok("locked memory", format!("{}; rings of recent kernels need none", ByteSize(limit))),
+    const NAME: &str = "locked memory";
+    match machine::locked_memory().map(|limit| limit.current) {
+        Ok(None) => ok(NAME, "unlimited"),
+        Ok(Some(limit)) => ok(NAME, format!("{}; rings of recent kernels need none", ByteSize(limit))),
+        Err(error) => unknown_limit(NAME, &error),
     }
 }
 
 fn open_files() -> Check {
     // A checkpoint file takes two descriptors.
     const ENOUGH: u64 = 1024;
-    match machine::open_files().current {
-        Some(limit) if limit < ENOUGH => slower(
-            "open files",
+    const NAME: &str = "open files";
+    match machine::open_files().map(|limit| limit.current) {
+        Ok(Some(limit)) if limit < ENOUGH => slower(
+            NAME,
             format!("{limit}: enough for a checkpoint of {} files", limit.saturating_sub(32) / 2),
             "raise ulimit -n",
         ),
-        limit => ok("open files", limit.map_or("unlimited".into(), |limit| limit.to_string())),
+        Ok(limit) => ok(NAME, limit.map_or("unlimited".into(), |limit| limit.to_string())),
+        Err(error) => unknown_limit(NAME, &error),
     }
+}
+
+fn unknown_limit(name: &str, error: &io::Error) -> Check {
+    slower(
+        name,
+        format!("the system does not tell the limit: {error}"),
+        "allow prlimit64 in the container's seccomp profile",
+    )
 }
 
 fn cores() -> Check {
@@ -278,7 +291,7 @@ fn path_checks(path: &Path) -> Vec<Check> {
 }
 
 /// A file to examine a path by. In a directory without files, a nameless new one, if that can be made.
-fn open_some_file(path: &Path) -> std::io::Result<Option<File>> {
+fn open_some_file(path: &Path) -> io::Result<Option<File>> {
     let kind = fs::metadata(path)?.file_type();
     if kind.is_file() {
         return File::open(path).map(Some);

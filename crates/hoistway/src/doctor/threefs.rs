@@ -1,7 +1,7 @@
 //! What there is to say of paths on a 3FS: whether USRBIO works, by which client, and what it needs.
 #![forbid(unsafe_code)]
 
-use super::{Check, Status, ok, slower};
+use super::{Check, Status, ok, slower, unknown_limit};
 use crate::{
     route::{OpenMount, UsrbioClient},
     sys::{files, machine},
@@ -48,9 +48,10 @@ fn shared_memory(name: String) -> Check {
 }
 
 fn open_files(name: String) -> Check {
-    match machine::open_files().maximum {
-        Some(limit) if limit <= MOST_FILES => ok(&name, format!("hard limit {limit}")),
-        limit => Check {
+    match machine::open_files().map(|limit| limit.maximum) {
+        Err(error) => unknown_limit(&name, &error),
+        Ok(Some(limit)) if limit <= MOST_FILES => ok(&name, format!("hard limit {limit}")),
+        Ok(limit) => Check {
             name,
             status: Status::Absent,
             finding: format!(

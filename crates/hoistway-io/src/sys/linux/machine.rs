@@ -1,10 +1,10 @@
 //! The system, and its grants to this process.
-#![forbid(unsafe_code)]
+#![allow(unsafe_code)]
 
 use super::read_number;
 pub use crate::sys::common::ProcessLimit;
-use rustix::process::{Resource, getrlimit, setrlimit};
-use std::fs;
+use rustix::process::{Resource, Rlimit, setrlimit};
+use std::{fs, io};
 
 /// The kernel's release, such as `6.8.0-31-generic`.
 pub fn kernel_release() -> String {
@@ -23,34 +23,47 @@ pub fn free_huge_pages() -> u64 {
 }
 
 /// Bytes that this process may lock in memory.
-pub fn locked_memory() -> ProcessLimit {
-    limit(Resource::Memlock)
+///
+/// # Errors
+/// The system's, as where a filter of system calls forbids to ask.
+pub fn locked_memory() -> io::Result<ProcessLimit> {
+    limit(libc::RLIMIT_MEMLOCK)
 }
 
 /// Files that this process may have open.
-pub fn open_files() -> ProcessLimit {
-    limit(Resource::Nofile)
+///
+/// # Errors
+/// As [`locked_memory`].
+pub fn open_files() -> io::Result<ProcessLimit> {
+    limit(libc::RLIMIT_NOFILE)
 }
 
 /// Lets this process have as many files open as it may.
 pub fn raise_open_files() {
-    let mut limit = getrlimit(Resource::Nofile);
-    if limit.current == limit.maximum {
-        return;
-    }
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+    let raised = open_files().and_then(|ProcessLimit { current, maximum }| {
+        if current != maximum {
+            setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
+        }
+        Ok(())
+    });
+    if let Err(error) = raised {
         tracing::debug!(%error, "the limit of open files stays as it is");
     }
 }
 
 /// Returns whether an error means that this process, or the system, has as many files open as it may.
-pub fn is_out_of_descriptors(error: &std::io::Error) -> bool {
+pub fn is_out_of_descriptors(error: &io::Error) -> bool {
     let codes = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE].map(rustix::io::Errno::raw_os_error);
     error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
-fn limit(of: Resource) -> ProcessLimit {
-    let limit = getrlimit(of);
-    ProcessLimit { current: limit.current, maximum: limit.maximum }
+/// Not by `rustix`, which takes it that the call cannot fail.
+fn limit(of: libc::__rlimit_resource_t) -> io::Result<ProcessLimit> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call writes to `limit`, which outlives it.
+    if unsafe { libc::getrlimit(of, &raw mut limit) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let finite = |value| (value != libc::RLIM_INFINITY).then_some(value);
+    Ok(ProcessLimit { current: finite(limit.rlim_cur), maximum: finite(limit.rlim_max) })
 }

@@ -48,17 +48,26 @@ pub fn large_pages() -> io::Result<usize> {
 }
 
 /// Bytes that this process may lock in memory: its minimum working set.
-pub fn locked_memory() -> ProcessLimit {
+///
+/// # Errors
+/// The system's.
+pub fn locked_memory() -> io::Result<ProcessLimit> {
     let (mut minimum, mut maximum) = (0usize, 0usize);
     // SAFETY: both numbers outlive the call.
     let is_told =
         unsafe { GetProcessWorkingSetSize(GetCurrentProcess(), &raw mut minimum, &raw mut maximum) } != 0;
-    ProcessLimit { current: is_told.then_some(minimum as u64), maximum: None }
+    if !is_told {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(ProcessLimit { current: Some(minimum as u64), maximum: None })
 }
 
 /// Files that this process may have open: as many as memory allows.
-pub fn open_files() -> ProcessLimit {
-    ProcessLimit { current: None, maximum: None }
+///
+/// # Errors
+/// None on Windows.
+pub fn open_files() -> io::Result<ProcessLimit> {
+    Ok(ProcessLimit { current: None, maximum: None })
 }
 
 /// Lets this process have as many files open as it may: it may already.
