@@ -7,7 +7,10 @@
 #![forbid(unsafe_code)]
 
 use crate::{Error, Result, proto, worker::Worker};
-use rustix::fs::{Mode, OFlags};
+use rustix::{
+    fs::{Mode, OFlags},
+    io::retry_on_intr,
+};
 use std::{
     path::{Path, PathBuf},
     sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
@@ -77,7 +80,7 @@ impl Control {
 fn open(directory: &Path) -> Result<(rustix::fd::OwnedFd, u64)> {
     let failed = |error| Error::system("open the registrations", directory, error);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let handle = rustix::fs::open(directory, flags, Mode::empty()).map_err(failed)?;
+    let handle = retry_on_intr(|| rustix::fs::open(directory, flags, Mode::empty())).map_err(failed)?;
     let device = rustix::fs::fstat(&handle).map_err(failed)?.st_dev;
     Ok((handle, device))
 }

@@ -7,7 +7,10 @@ use crate::{
     proto,
     vendor::{Library, RegisteredFd},
 };
-use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::{
+    fs::{FileType, Mode, OFlags, Stat},
+    io::retry_on_intr,
+};
 use std::{
     mem::ManuallyDrop,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
@@ -133,7 +136,7 @@ fn open(mount: &Inner, path: &Path, direction: Direction) -> Result<(OwnedFd, St
         Direction::Read => OFlags::RDONLY,
         Direction::Write => OFlags::RDWR,
     };
-    let handle = rustix::fs::open(path, mode | OFlags::CLOEXEC, Mode::empty())
+    let handle = retry_on_intr(|| rustix::fs::open(path, mode | OFlags::CLOEXEC, Mode::empty()))
         .map_err(|error| Error::system("open the file", path, error))?;
     let stat = rustix::fs::fstat(&handle)
         .map_err(|error| Error::system("ask for the attributes of", path, error))?;

@@ -4,7 +4,7 @@
 use crate::{Error, Result};
 use rustix::{
     fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags},
-    io::Errno,
+    io::{Errno, retry_on_intr},
     mm::{Advice, MapFlags, ProtFlags},
 };
 use std::{
@@ -48,9 +48,9 @@ impl SharedMemory {
         };
         // Without a name, so that nothing is left behind should this process be killed.
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR)
+        let file = retry_on_intr(|| rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR))
             .map_err(|error| Error::system("make shared memory", directory, error))?;
-        rustix::fs::ftruncate(&file, len_file)
+        retry_on_intr(|| rustix::fs::ftruncate(&file, len_file))
             .map_err(|error| Error::system("size shared memory", directory, error))?;
         // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
         let base = unsafe {
@@ -116,20 +116,15 @@ impl SharedMemory {
 
     /// Gets the pages now: a page that cannot be got later is a SIGBUS.
     fn allocate(&self, len: u64) -> Result<()> {
-        loop {
-            match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, len) {
-                Ok(()) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(Errno::NOSPC) => {
-                    let free_bytes = rustix::fs::statvfs(DIRECTORY)
-                        .ok()
-                        .and_then(|room| room.f_bavail.checked_mul(room.f_frsize));
-                    return Err(Error::SharedMemoryFull { needed_bytes: len, free_bytes });
-                }
-                Err(error) => {
-                    return Err(Error::system("allocate shared memory", Path::new(DIRECTORY), error));
-                }
+        match retry_on_intr(|| rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, len)) {
+            Ok(()) => Ok(()),
+            Err(Errno::NOSPC) => {
+                let free_bytes = rustix::fs::statvfs(DIRECTORY)
+                    .ok()
+                    .and_then(|room| room.f_bavail.checked_mul(room.f_frsize));
+                Err(Error::SharedMemoryFull { needed_bytes: len, free_bytes })
             }
+            Err(error) => Err(Error::system("allocate shared memory", Path::new(DIRECTORY), error)),
         }
     }
 

@@ -4,8 +4,8 @@
 
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEntry, ReplyOpen,
-    Request,
+    INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
+    ReplyOpen, ReplyStatfs, Request,
 };
 use std::{
     ffi::OsStr,
@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -79,10 +79,27 @@ impl FaultyFile {
     }
 }
 
+/// Calls that signals interrupt: of each kind the first one, the third, and so on.
+#[derive(Default)]
+struct Interruptions {
+    are_on: AtomicBool,
+    opens: AtomicU64,
+    folder_opens: AtomicU64,
+    folder_syncs: AtomicU64,
+    questions: AtomicU64,
+}
+
+impl Interruptions {
+    fn hit(&self, calls: &AtomicU64) -> bool {
+        self.are_on.load(Ordering::Relaxed) && calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
+    }
+}
+
 /// A mounted file system. Unmounted when dropped.
 pub struct FaultFs {
     mount_point: PathBuf,
     files: Arc<Vec<FaultyFile>>,
+    interruptions: Arc<Interruptions>,
     session: Option<BackgroundSession>,
 }
 
@@ -101,8 +118,10 @@ impl FaultFs {
         let mut config = Config::default();
         config.mount_options = vec![MountOption::RO, MountOption::FSName("faultfs".into())];
         config.n_threads = Some(2);
-        let session = fuser::spawn_mount(Server { files: files.clone() }, mount_point, &config)?;
-        Ok(Self { mount_point: mount_point.to_owned(), files, session: Some(session) })
+        let interruptions = Arc::<Interruptions>::default();
+        let server = Server { files: files.clone(), interruptions: interruptions.clone() };
+        let session = fuser::spawn_mount(server, mount_point, &config)?;
+        Ok(Self { mount_point: mount_point.to_owned(), files, interruptions, session: Some(session) })
     }
 
     /// Where a file is.
@@ -117,6 +136,12 @@ impl FaultFs {
             file.reads.store(0, Ordering::Relaxed);
         }
     }
+
+    /// From now on every other call that opens a file or a folder, makes the names in a folder durable, or asks for the file
+    /// system fails with EINTR, as servers answer where a signal comes: the first of each kind does.
+    pub fn interrupt(&self) {
+        self.interruptions.are_on.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Drop for FaultFs {
@@ -130,6 +155,7 @@ impl Drop for FaultFs {
 
 struct Server {
     files: Arc<Vec<FaultyFile>>,
+    interruptions: Arc<Interruptions>,
 }
 
 impl Server {
@@ -155,6 +181,9 @@ impl Filesystem for Server {
 
     fn open(&self, _request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let Some(file) = self.file(inode) else { return reply.error(Errno::ENOENT) };
+        if self.interruptions.hit(&self.interruptions.opens) {
+            return reply.error(Errno::EINTR);
+        }
         let behaviour = *file.behaviour();
         if behaviour.refuse_direct && flags.0 & libc::O_DIRECT != 0 {
             return reply.error(Errno::EINVAL);
@@ -179,6 +208,34 @@ impl Filesystem for Server {
             Ok(bytes) => reply.data(bytes),
             Err(error) => reply.error(error),
         }
+    }
+
+    fn opendir(&self, _request: &Request, _inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        if self.interruptions.hit(&self.interruptions.folder_opens) {
+            return reply.error(Errno::EINTR);
+        }
+        reply.opened(FileHandle(0), FopenFlags::empty());
+    }
+
+    fn fsyncdir(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        _handle: FileHandle,
+        _only_data: bool,
+        reply: ReplyEmpty,
+    ) {
+        if self.interruptions.hit(&self.interruptions.folder_syncs) {
+            return reply.error(Errno::EINTR);
+        }
+        reply.ok();
+    }
+
+    fn statfs(&self, _request: &Request, _inode: INodeNo, reply: ReplyStatfs) {
+        if self.interruptions.hit(&self.interruptions.questions) {
+            return reply.error(Errno::EINTR);
+        }
+        reply.statfs(0, 0, 0, 0, 0, 512, 255, 0);
     }
 
     fn readdir(

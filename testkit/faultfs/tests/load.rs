@@ -3,6 +3,7 @@
 
 use faultfs::{Behaviour, FaultFs};
 use hoistway::{DirectIo, Error, LoadOptions, Loaded, Result, Route};
+use hoistway_io::sys::{files, folders};
 use requirements::{Requirement, skip};
 use std::time::Duration;
 
@@ -109,6 +110,18 @@ fn short_reads_of_a_server_are_continued() {
             }
         }
     }
+}
+
+#[test]
+fn what_a_signal_interrupts_is_called_again() {
+    let Some((mounted, directory, file)) = mounted() else { return };
+    mounted.interrupt();
+    for direct in [DirectIo::Always, DirectIo::Never] {
+        let options = LoadOptions::default().route(Route::Threads).direct(direct);
+        assert_is_file(&load(&mounted, &options).unwrap(), &file);
+    }
+    folders::sync(directory.path()).unwrap();
+    files::space(directory.path()).unwrap();
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use super::{before_call, file::FileAccess};
 use rustix::{
     fs::{FileType, Mode, OFlags, fcntl_setfl, fstat, lstat},
-    io::Errno,
+    io::{Errno, retry_on_intr},
 };
 use std::{fmt, fs::File, io, path::Path};
 
@@ -47,7 +47,7 @@ pub(crate) fn open_regular(path: &Path, access: FileAccess) -> io::Result<File> 
     };
     before_call(path);
     let always = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let opened = match rustix::fs::open(path, flags | always, Mode::RUSR | Mode::WUSR) {
+    let opened = match retry_on_intr(|| rustix::fs::open(path, flags | always, Mode::RUSR | Mode::WUSR)) {
         Ok(opened) => opened,
         // The kinds that an opening itself refuses.
         Err(errno @ (Errno::LOOP | Errno::ISDIR | Errno::NXIO | Errno::NODEV)) => {

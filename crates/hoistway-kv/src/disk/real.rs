@@ -16,7 +16,7 @@ use hoistway_io::{
 };
 use rustix::{
     fs::{self, CWD, FallocateFlags, Mode, RenameFlags},
-    io::Errno,
+    io::{Errno, retry_on_intr},
 };
 use std::{
     fs::File,
@@ -166,16 +166,13 @@ impl DiskFile for RealFile {
             Extend::Yes => FallocateFlags::empty(),
             Extend::No => FallocateFlags::KEEP_SIZE,
         };
-        loop {
-            return match fs::fallocate(self.call(), flags, 0, len) {
-                Err(Errno::INTR) => continue,
-                // Such a file system gives room when it is written to.
-                Err(Errno::OPNOTSUPP | Errno::NOSYS) => match extend {
-                    Extend::Yes => self.call().set_len(len),
-                    Extend::No => Ok(()),
-                },
-                allocated => Ok(allocated?),
-            };
+        match retry_on_intr(|| fs::fallocate(self.call(), flags, 0, len)) {
+            // Such a file system gives room when it is written to.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => match extend {
+                Extend::Yes => self.call().set_len(len),
+                Extend::No => Ok(()),
+            },
+            allocated => Ok(allocated?),
         }
     }
 

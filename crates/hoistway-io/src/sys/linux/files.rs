@@ -8,11 +8,12 @@ use crate::{
 };
 use hoistway_device::Unavailable;
 use rustix::{
-    fs::{AtFlags, FallocateFlags, Mode, OFlags, SeekFrom, StatxFlags},
-    io::{Errno, ReadWriteFlags},
+    fd::OwnedFd,
+    fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags},
+    io::{Errno, ReadWriteFlags, retry_on_intr},
 };
 use std::{
-    fs::{self, File, FileType, TryLockError},
+    fs::{self, File, FileType},
     io::{self, IoSlice, IoSliceMut},
     os::{
         fd::{AsRawFd, IntoRawFd},
@@ -34,14 +35,19 @@ pub const MAX_SLICES: usize = 1024;
 /// The system's.
 pub fn open_without_waiting(path: &Path) -> io::Result<(File, bool)> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let file = match rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty()) {
+    let file = match open(path, flags | OFlags::NONBLOCK, Mode::empty()) {
         // A program has a lease of it, which only regular files have, and is given time to let it go.
-        Err(Errno::WOULDBLOCK) => return Ok((rustix::fs::open(path, flags, Mode::empty())?.into(), false)),
+        Err(Errno::WOULDBLOCK) => return Ok((open(path, flags, Mode::empty())?.into(), false)),
         opened => opened?,
     };
     // Reads wait as usual, also those of rings.
     rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
     Ok((file.into(), false))
+}
+
+/// Opens a path. A server, or a program that is to give a lease back, may take long: a signal that comes meanwhile changes nothing.
+pub(super) fn open(path: &Path, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
+    retry_on_intr(|| rustix::fs::open(path, flags, mode))
 }
 
 /// Opens an open file a second time for reading: certainly the same file, with separate flags.
@@ -71,7 +77,7 @@ pub fn open_direct(
         FileUse::ReadWrite => OFlags::RDWR,
     };
     let flags = mode | OFlags::CLOEXEC | OFlags::DIRECT;
-    let refused = match rustix::fs::open(link(file), flags, Mode::empty()) {
+    let refused = match open(&link(file), flags, Mode::empty()) {
         Ok(direct) => return Ok(Ok(direct.into())),
         Err(error @ (Errno::MFILE | Errno::NFILE)) => return Err(error.into()),
         Err(Errno::INVAL | Errno::OPNOTSUPP) => {
@@ -91,7 +97,7 @@ pub fn open_direct(
 /// The system's, also where file systems have no such files.
 pub fn create_nameless(folder: &Path) -> io::Result<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR)?.into())
+    Ok(open(folder, flags, Mode::RUSR | Mode::WUSR)?.into())
 }
 
 /// Returns the path of the open file itself, whatever has its name now.
@@ -196,7 +202,7 @@ pub fn is_server_gone(error: &io::Error) -> bool {
 /// # Errors
 /// The system's.
 pub fn filesystem(file: &File) -> io::Result<FileSystem> {
-    match rustix::fs::fstatfs(file) {
+    match retry_on_intr(|| rustix::fs::fstatfs(file)) {
         Ok(found) => Ok(of_magic(found.f_type)),
         Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => {
             Ok(FileSystem { name: "unknown", kind: FileSystemKind::Hidden })
@@ -244,7 +250,7 @@ fn of_magic(magic: i64) -> FileSystem {
 /// # Errors
 /// The system's.
 pub fn space(path: &Path) -> io::Result<Space> {
-    let found = rustix::fs::statvfs(path)?;
+    let found = retry_on_intr(|| rustix::fs::statvfs(path))?;
     let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
     Ok(Space { free_bytes: bytes(found.f_bavail), total_bytes: bytes(found.f_blocks) })
 }
@@ -270,13 +276,10 @@ pub fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<(
 /// # Errors
 /// The system's; also if the file system cannot tell.
 pub fn read_cached_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
-    loop {
-        match rustix::io::preadv2(file, &mut [IoSliceMut::new(bytes)], offset, ReadWriteFlags::NOWAIT) {
-            Ok(count) => return Ok(count),
-            Err(Errno::AGAIN) => return Ok(0),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+    let mut slices = [IoSliceMut::new(bytes)];
+    match retry_on_intr(|| rustix::io::preadv2(file, &mut slices, offset, ReadWriteFlags::NOWAIT)) {
+        Err(Errno::AGAIN) => Ok(0),
+        read => Ok(read?),
     }
 }
 
@@ -291,12 +294,9 @@ pub fn no_residency(error: &io::Error) -> Unavailable {
 /// # Errors
 /// The system's.
 pub fn allocate(file: &File, len: u64) -> io::Result<()> {
-    loop {
-        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
-            Err(Errno::INTR) => {}
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => return file.set_len(len),
-            done => return Ok(done?),
-        }
+    match retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len)) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.set_len(len),
+        done => Ok(done?),
     }
 }
 
@@ -327,7 +327,7 @@ pub fn close_copy(file: &File) -> io::Result<()> {
 /// # Errors
 /// [`WouldBlock`](io::ErrorKind::WouldBlock) if another has the lock; others where it cannot be locked.
 pub fn try_lock(file: &File) -> io::Result<()> {
-    uninterrupted(|| file.try_lock())
+    lock(file, FlockOperation::NonBlockingLockExclusive)
 }
 
 /// Locks a file or folder, as other descriptors may at the same time, unless one has it by [`try_lock`].
@@ -335,16 +335,11 @@ pub fn try_lock(file: &File) -> io::Result<()> {
 /// # Errors
 /// As [`try_lock`].
 pub fn try_lock_shared(file: &File) -> io::Result<()> {
-    uninterrupted(|| file.try_lock_shared())
+    lock(file, FlockOperation::NonBlockingLockShared)
 }
 
-fn uninterrupted(try_lock: impl Fn() -> Result<(), TryLockError>) -> io::Result<()> {
-    loop {
-        match try_lock() {
-            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => {}
-            locked => return Ok(locked?),
-        }
-    }
+fn lock(file: &File, operation: FlockOperation) -> io::Result<()> {
+    Ok(retry_on_intr(|| rustix::fs::flock(file, operation))?)
 }
 
 /// Unlocks a file or folder. Closing it is not enough: a child of `fork` has the descriptor too, and so the lock.

@@ -3,7 +3,7 @@
 
 use rustix::{
     fs::{CWD, Mode, OFlags, RenameFlags, renameat_with},
-    io::Errno,
+    io::{Errno, retry_on_intr},
 };
 use std::{
     ffi::{OsStr, OsString},
@@ -22,7 +22,7 @@ use std::{
 /// The system's.
 pub fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+    Ok(super::files::open(path, flags, Mode::empty())?.into())
 }
 
 /// The lock of a folder, from a successful [`try_lock`](Self::try_lock) until it is dropped.
@@ -79,7 +79,8 @@ fn lock_holder(file: &File) -> Option<String> {
 /// # Errors
 /// The system's.
 pub fn sync(path: &Path) -> io::Result<()> {
-    match rustix::fs::fsync(open(path)?) {
+    let folder = open(path)?;
+    match retry_on_intr(|| rustix::fs::fsync(&folder)) {
         // Some network file systems have no such thing: names are on the server as soon as they are given.
         Ok(()) | Err(Errno::INVAL) => Ok(()),
         Err(error) => Err(error.into()),
