@@ -33,7 +33,7 @@ use std::{
     cell::RefCell,
     collections::HashMap,
     fmt,
-    fs::File,
+    fs::{File, TryLockError},
     io::{self, Read as _, Seek as _},
     path::Path,
     process,
@@ -129,11 +129,11 @@ impl Timeline {
     /// replaced.
     ///
     /// # Errors
-    /// [`io::ErrorKind::ResourceBusy`] if something is recorded already; [`io::ErrorKind::AlreadyExists`] if the file is there
+    /// [`io::ErrorKind::ResourceBusy`] if something is recorded already, or another process records to the file; [`io::ErrorKind::AlreadyExists`] if the file is there
     /// and no timeline, and not empty; [`io::ErrorKind::NotConnected`] if no subscriber has the [layer](Self::layer); those of
     /// making the file.
     pub fn record(&self, path: &Path) -> io::Result<Recording> {
-        self.record_to(|| Ok(Box::new(open(path)?)))
+        self.record_to(|| open(path))
     }
 
     fn record_to(
@@ -186,21 +186,57 @@ impl Timeline {
 }
 
 /// Opens a file to be written, and empties it if it is a timeline.
-fn open(path: &Path) -> io::Result<File> {
+fn open(path: &Path) -> io::Result<Box<dyn io::Write + Send>> {
     // A pipe cannot be read.
     if path.metadata().is_ok_and(|found| !found.is_file()) {
-        return File::options().write(true).open(path);
+        return Ok(Box::new(File::options().write(true).open(path)?));
     }
-    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+    let file = LockedFile::new(file)?;
     let mut begins_with = Vec::new();
-    (&mut file).take(BEGINS_WITH.len() as u64).read_to_end(&mut begins_with)?;
+    (&file.file).take(BEGINS_WITH.len() as u64).read_to_end(&mut begins_with)?;
     if !begins_with.is_empty() && begins_with != BEGINS_WITH.as_bytes() {
         let why = "it is there already, and is not a timeline; choose another name";
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
     }
-    file.set_len(0)?;
-    file.rewind()?;
-    Ok(file)
+    file.file.set_len(0)?;
+    (&file.file).rewind()?;
+    Ok(Box::new(file))
+}
+
+/// A file that no other recording has, on file systems that have locks.
+struct LockedFile {
+    file: File,
+    process: u32,
+}
+
+impl LockedFile {
+    fn new(file: File) -> io::Result<Self> {
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            let why = "another recording writes to it; choose another name, such as one with the rank of the process";
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
+        }
+        Ok(Self { file, process: process::id() })
+    }
+}
+
+impl io::Write for LockedFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for LockedFile {
+    fn drop(&mut self) {
+        // A child of `fork` has the same lock: closing the file does not end it, and the child must not end its parent's.
+        if self.process == process::id() {
+            let _ = self.file.unlock();
+        }
+    }
 }
 
 impl fmt::Debug for Timeline {

@@ -138,6 +138,27 @@ fn a_second_recording_at_a_time_is_refused() {
 }
 
 #[test]
+fn a_file_that_another_recording_writes_is_left_alone() {
+    with_timeline(|timeline, directory| {
+        let path = directory.join("timeline.json");
+        let other = Timeline::new();
+        let recording = timeline.record(&path).unwrap();
+        let subscriber = tracing_subscriber::registry().with(other.layer());
+        tracing::subscriber::with_default(subscriber, || {
+            let error = other.record(&path).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ResourceBusy);
+            assert!(error.to_string().contains("choose another name"), "{error}");
+        });
+        info_span!(target: "hoistway", "step").in_scope(|| ());
+        recording.finish().unwrap();
+        assert_eq!(named(&events(&path), "step").len(), 1);
+        // It is replaced once it is over.
+        timeline.record(&path).unwrap().finish().unwrap();
+        assert_eq!(named(&events(&path), "step").len(), 0);
+    });
+}
+
+#[test]
 fn what_others_do_is_not_recorded() {
     with_timeline(|timeline, directory| {
         let path = directory.join("timeline.json");
