@@ -48,6 +48,10 @@ unsafe impl SharedMemory for Memory {
         self.0.pointer(offset)
     }
 
+    fn off_node(&self) -> Option<String> {
+        Some("not on its node".into())
+    }
+
     fn copy_to(&self, _: usize, _: usize, _: &mut [u8]) -> bool {
         false
     }
@@ -67,6 +71,7 @@ fn shared_slots_that_cannot_be_pinned_are_short_beside_those_that_can() {
     let mapping = Mapping::anonymous(4 * 4096, PageKind::Default).unwrap();
     let memory: Arc<dyn SharedMemory> = Arc::new(Memory(mapping));
     let slots = Slots::new(4, 4096, SlotKind::Shared { memory: &memory, device: Some(&device) }).unwrap();
+    assert_eq!(slots.off_node().as_deref(), Some("not on its node"));
     let [first, second, third] = [(); 3].map(|()| slots.try_take().unwrap());
     toy::fail(Fault::PinLimit, Some(1));
     assert!(first.pin().is_err(), "not even one");

@@ -11,6 +11,7 @@ use crate::{
     vendor,
 };
 use std::{
+    io,
     ops::Range,
     ptr::NonNull,
     sync::{
@@ -26,7 +27,7 @@ use uuid::Uuid;
 pub struct IovOptions {
     /// Length in bytes.
     pub len: usize,
-    /// The NUMA node whose memory is preferred.
+    /// The NUMA node whose memory is preferred. [`Iov::off_node`] says if the system refuses that.
     pub numa_node: Option<u32>,
     /// The daemon registers blocks of this length with InfiniBand, one by one. No transfer may straddle two. 0 is the
     /// whole buffer, and right but for very large ones.
@@ -89,6 +90,11 @@ impl Iov {
     /// Whether it is empty. It never is.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The NUMA node that was asked for, and why the system does not prefer it.
+    pub fn off_node(&self) -> Option<(u32, &io::Error)> {
+        self.registered.memory.off_node()
     }
 
     /// The name under which the daemon knows it, in `3fs-virt/iovs`.

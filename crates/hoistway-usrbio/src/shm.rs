@@ -25,6 +25,8 @@ pub struct SharedMemory {
     base: NonNull<u8>,
     len: usize,
     file: OwnedFd,
+    /// The NUMA node that was asked for, and why the system does not prefer it.
+    off_node: Option<(u32, io::Error)>,
     /// The name in `/dev/shm`, while there is one.
     name: Option<PathBuf>,
 }
@@ -35,7 +37,7 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Maps `len` bytes of zeros, from the NUMA node if one is given and the system lets it.
+    /// Maps `len` bytes of zeros, from the NUMA node if one is given and the system lets it: [`off_node`](Self::off_node) says.
     ///
     /// # Errors
     /// [`Error::SharedMemoryFull`] if `/dev/shm` has no room, [`Error::Invalid`] for a length of 0,
@@ -66,12 +68,8 @@ impl SharedMemory {
         .map_err(|error| Error::system("map shared memory", directory, error))?;
         let base = NonNull::new(base.cast::<u8>())
             .ok_or_else(|| Error::system("map shared memory", directory, Errno::NOMEM))?;
-        let memory = Self { base, len, file, name: None };
-        if let Some(node) = numa_node
-            && let Err(error) = memory.prefer(node)
-        {
-            tracing::warn!(node, %error, "shared memory could not be placed on the NUMA node");
-        }
+        let mut memory = Self { base, len, file, off_node: None, name: None };
+        memory.off_node = numa_node.and_then(|node| Some((node, memory.prefer(node).err()?)));
         memory.allocate(len_file)?;
         // Faults in one go; where the kernel cannot, the first touch does it.
         // SAFETY: the range is this mapping; populating changes no byte.
@@ -92,6 +90,11 @@ impl SharedMemory {
     /// Whether it is empty. It never is.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The NUMA node that was asked for, and why the system does not prefer it.
+    pub fn off_node(&self) -> Option<(u32, &io::Error)> {
+        self.off_node.as_ref().map(|(node, error)| (*node, error))
     }
 
     /// Gives the memory a name, and says which. [`conceal`](Self::conceal) takes it back; that happens once.
@@ -192,5 +195,12 @@ mod tests {
             error => assert!(matches!(error, Error::System { .. }), "{error}"),
         }
         assert!(matches!(SharedMemory::create(0, None), Err(Error::Invalid(_))));
+    }
+
+    #[test]
+    fn a_node_that_is_not_there_is_told() {
+        assert!(SharedMemory::create(1, None).unwrap().off_node().is_none());
+        let memory = SharedMemory::create(1, Some(900)).unwrap();
+        assert_eq!(memory.off_node().unwrap().0, 900);
     }
 }

@@ -20,7 +20,7 @@ use common::{
     tensor, write_model,
 };
 use hoistway::{
-    Checkpoint, DirectIo, Dtype, Error, LoadOptions, Order, Route, StreamOptions,
+    Checkpoint, DirectIo, Dtype, Error, LoadOptions, NumaPlacement, Order, Route, StreamOptions,
     read::{Priority, Reader, ReaderOptions},
     route::{Access, Unavailable, fault::FaultScript},
 };
@@ -193,6 +193,28 @@ fn files_are_opened_where_no_limit_is_told() {
         let check = checks.iter().find(|check| check.name == name).unwrap();
         assert!(check.finding.contains("does not tell") && check.fix.contains("prlimit64"), "{check:?}");
     }
+}
+
+#[test]
+fn memory_is_on_any_node_where_none_may_be_named() {
+    if !in_child("memory_is_on_any_node_where_none_may_be_named") {
+        return;
+    }
+    let directory = disk();
+    let (path, file) = mixed_model(directory.path());
+    let nodes = hoistway_io::sys::numa::nodes();
+    let Some(node) = nodes.first().map(|node| node.id) else {
+        eprintln!("skipped: the system tells of no NUMA node");
+        return;
+    };
+    forbid(&[libc::SYS_mbind], libc::EPERM);
+    let loaded = hoistway::load(&[&path], &LoadOptions::default().numa(NumaPlacement::Node(node))).unwrap();
+    assert_is_file(&loaded, &file);
+    let notes = &loaded.report().notes;
+    assert!(
+        notes.iter().any(|note| note.contains("any node") && note.contains("--cap-add SYS_NICE")),
+        "{notes:?}"
+    );
 }
 
 #[test]

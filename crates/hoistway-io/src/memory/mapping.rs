@@ -21,6 +21,16 @@ pub enum PageKind {
     Default,
 }
 
+/// What a report says of memory for which the system refused a NUMA node.
+pub fn off_node(memory: &str, node: u32, why: &io::Error) -> String {
+    let is_forbidden = matches!(why.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported);
+    let fix = match is_forbidden && cfg!(target_os = "linux") {
+        true => "; allow mbind in the container's seccomp profile (docker run --cap-add SYS_NICE)",
+        false => "",
+    };
+    format!("{memory} may be on any node: the system gave none on NUMA node {node}: {why}{fix}")
+}
+
 /// A private mapping: anonymous memory, or a copy-on-write view of a file.
 #[derive(Debug)]
 pub struct Mapping {

@@ -6,7 +6,7 @@ mod staging;
 #[cfg(target_os = "linux")]
 mod view;
 
-pub use mapping::{HUGE_PAGE_BYTES, Mapping, PageKind};
+pub use mapping::{HUGE_PAGE_BYTES, Mapping, PageKind, off_node};
 pub use slot::{DevicePart, Pinning, SharedMemory, Slot, SlotKind, Slots};
 pub use staging::release_idle_staging;
 #[cfg(target_os = "linux")]

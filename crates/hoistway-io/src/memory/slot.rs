@@ -4,7 +4,7 @@
 #[cfg(target_os = "linux")]
 use super::PinnedView;
 use super::{
-    Mapping, PageKind,
+    Mapping, PageKind, off_node,
     staging::{self, Staging, release_idle_staging},
 };
 #[cfg(target_os = "linux")]
@@ -88,6 +88,11 @@ pub unsafe trait SharedMemory: Any + fmt::Debug + Send + Sync {
     /// Address of byte `offset`, at most [`len`](Self::len).
     fn address(&self, offset: usize) -> NonNull<u8>;
 
+    /// What a report says if it is not on the NUMA node that was asked for.
+    fn off_node(&self) -> Option<String> {
+        None
+    }
+
     /// Copies bytes of a slot out, from `offset` on. `false` if they are not in it, or it is lent.
     fn copy_to(&self, slot: usize, offset: usize, bytes: &mut [u8]) -> bool;
 
@@ -127,7 +132,7 @@ enum SlotMemory {
         pins: Box<[OnceLock<Pinned>]>,
         device: Option<Arc<Device>>,
         backing: Arc<Backing>,
-        /// Why it is not on the NUMA node that was asked for.
+        /// What a report says if it is not on the NUMA node that was asked for.
         off_node: Option<String>,
         /// Why no more of them can be pinned. Held while the driver pins, which it does for one thread at a time.
         limit: Mutex<Option<String>>,
@@ -208,7 +213,9 @@ impl Slots {
             SlotKind::Shared { memory, .. } if memory.len() < bytes => {
                 return Err(too_short("shared memory"));
             }
-            SlotKind::Shared { memory, device } => host((Backing::Shared(memory.clone()), None), device),
+            SlotKind::Shared { memory, device } => {
+                host((Backing::Shared(memory.clone()), memory.off_node()), device)
+            }
             SlotKind::Device(buffer) if buffer.len() < bytes as u64 => {
                 return Err(too_short("a buffer of a device"));
             }
@@ -236,7 +243,7 @@ impl Slots {
             .map_err(|source| Error::Allocation { bytes: bytes as u64, kind: "staging memory", source })?;
         // A child of fork has no use for them, and a page that a read is filling must not become a copy.
         mapping.hide_from_children();
-        let off_node = node.zip(refusal).map(|(node, error)| staging::off_node(node, &error.to_string()));
+        let off_node = node.zip(refusal).map(|(node, error)| off_node("staging memory", node, &error));
         Ok((Backing::Own(mapping), off_node))
     }
 

@@ -5,7 +5,7 @@
 //! be pinned for whole segments, slots are pinned one by one, and those that it refuses are not used.
 #![allow(unsafe_code)]
 
-use super::{HUGE_PAGE_BYTES, Mapping, PageKind, Pinning};
+use super::{HUGE_PAGE_BYTES, Mapping, PageKind, Pinning, off_node};
 use crate::{ByteRange, Error, Result, parallel::lock};
 use bytesize::ByteSize;
 use hoistway_device::{Device, Pinned, drop_aside, keep_while_used, look_again, on_idle, on_release};
@@ -31,8 +31,8 @@ const KEPT_BYTES: usize = 128 << 20;
 struct Segment {
     device: Arc<Device>,
     node: Option<u32>,
-    /// Why it is not on that node.
-    refusal: Option<String>,
+    /// What a report says if it is not on that node.
+    off_node: Option<String>,
     pinned: OnceLock<Pinned>,
     /// For each slot, if it could not be pinned as a whole. None of a segment that is kept are.
     parts: Box<[OnceLock<Pinned>]>,
@@ -45,13 +45,13 @@ impl Segment {
     fn new(device: &Arc<Device>, node: Option<u32>, len: usize) -> io::Result<Self> {
         let kind = PageKind::TransparentHuge;
         let (mut mapping, refusal) = Mapping::anonymous_near(len, kind, node)?;
-        let refusal = refusal.map(|error| error.to_string());
+        let off_node = node.zip(refusal).map(|(node, error)| off_node("staging memory", node, &error));
         // A child of fork has no use for it, and a page that a read is filling must not become a copy.
         mapping.hide_from_children();
         Ok(Self {
             device: device.clone(),
             node,
-            refusal,
+            off_node,
             pinned: OnceLock::new(),
             parts: Box::default(),
             mapping: ManuallyDrop::new(mapping),
@@ -124,11 +124,6 @@ pub(super) struct Staging {
     slot_bytes: usize,
     /// Held while the driver pins: it does so for one thread at a time.
     limit: Mutex<Limit>,
-}
-
-/// What a report says of staging memory for which the system refused a node.
-pub(super) fn off_node(node: u32, why: &str) -> String {
-    format!("staging memory may be on any node: the system gave none on NUMA node {node}: {why}")
 }
 
 /// How much the system lets be pinned.
@@ -244,9 +239,7 @@ impl Staging {
 
     /// Why some of it is not on the node that was asked for.
     pub(super) fn off_node(&self) -> Option<String> {
-        let of = |segment: &Segment| Some((segment.node?, segment.refusal.clone()?));
-        let (node, why) = self.segments.iter().find_map(of)?;
-        Some(off_node(node, &why))
+        self.segments.iter().find_map(|segment| segment.off_node.clone())
     }
 
     /// How much is pinned, and why no more is, if the system has refused some.

@@ -29,7 +29,7 @@ use bytesize::ByteSize;
 use hoistway_io::Placement;
 use std::{
     io,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -153,6 +153,7 @@ impl ThreadedLoad {
         let memory = MemoryRequest {
             pages: options.huge_pages,
             numa_node,
+            off_node: OnceLock::new(),
             pool: options.pool.clone(),
             user: device.clone().filter(|_| options.route.is_unified()),
         };
@@ -231,6 +232,7 @@ impl ThreadedLoad {
         reporting::add_preparation(&mut report, &job);
         report.notes.extend(too_long);
         report.notes.extend(far_note.filter(|_| !is_inline));
+        report.notes.extend(memory.off_node.get().cloned());
         report.notes.extend(few_files_note(reads_asked_for(options)).filter(|_| !is_inline));
         report.time.open_seconds = open_time.as_secs_f64();
         report.time.prepare_seconds = started.elapsed().as_secs_f64();

@@ -18,6 +18,7 @@ use crate::{
     read::Reader,
     sys::usage::Usage,
 };
+use hoistway_io::Placement;
 use std::{
     collections::HashMap,
     sync::Arc,
@@ -55,9 +56,9 @@ impl WaveLoad {
         let Start { catalog, sources, options, stream, open_time, .. } = *start;
         let requests = options.selection.resolve(catalog)?;
         let plan = Plan::without_reads(catalog, &requests, &start.plan_options(options.chunk_bytes))?;
-        let numa_node = placement(sources, options.numa, None)?.node;
+        let Placement { node: numa_node, note: far_note, .. } = placement(sources, options.numa, None)?;
         let (pages, pool) = (options.huge_pages, options.pool.clone());
-        let memory = MemoryRequest { pages, numa_node, pool, user: None };
+        let memory = MemoryRequest { pages, numa_node, pool, ..MemoryRequest::default() };
         let mut reader = reader_options(options, false)?;
         let fresh = memory.fresh_bytes(plan.arena_bytes());
         let known = memory::budget::bookkeeping_bytes(MOST_READS);
@@ -92,6 +93,8 @@ impl WaveLoad {
         report.notes.push(format!(
             "reads were asked for in waves of {MOST_READS}, as there is no memory to know all of them at once"
         ));
+        report.notes.extend(far_note);
+        report.notes.extend(memory.off_node.get().cloned());
         report.time.open_seconds = open_time.as_secs_f64();
         report.time.prepare_seconds = started.elapsed().as_secs_f64();
 

@@ -31,9 +31,13 @@ pub use spare::SpareMemory;
 use crate::{ByteRange, Error, Result, device::Device};
 use arena::Backing;
 use borrowed::Borrowed;
-use hoistway_io::memory::{Mapping, PageKind, Pinning};
+use hoistway_io::memory::{Mapping, PageKind, Pinning, off_node};
 use serde::{Deserialize, Serialize};
-use std::{fs::File, ptr::NonNull, sync::Arc};
+use std::{
+    fs::File,
+    ptr::NonNull,
+    sync::{Arc, OnceLock},
+};
 
 /// The first slot of those that `take` gives which a device can copy from. Those that cannot be pinned are not used again.
 pub(crate) fn first_pinned(mut take: impl FnMut() -> Option<Slot>) -> Result<Option<Slot>> {
@@ -90,6 +94,8 @@ impl HugePages {
 pub(crate) struct MemoryRequest {
     pub(crate) pages: HugePages,
     pub(crate) numa_node: Option<u32>,
+    /// What a report says if the system refused memory of that node, once it has.
+    pub(crate) off_node: OnceLock<String>,
     pub(crate) pool: Option<MemoryPool>,
     /// A device that uses the memory as it is.
     pub(crate) user: Option<Arc<Device>>,
@@ -120,12 +126,11 @@ pub(crate) fn allocate(len: u64, request: &MemoryRequest) -> Result<Arc<Arena>> 
         }
         HugePages::Never => (PageKind::Default, "memory"),
     };
-    let (mapping, kind) = match request.numa_node {
-        None => (Mapping::anonymous(len, pages), kind),
-        Some(node) if pages == PageKind::ReservedHuge => (Mapping::anonymous_on(len, pages, node), kind),
-        Some(node) => (Mapping::anonymous_on(len, pages, node), "memory of that NUMA node"),
-    };
-    let mapping = mapping.map_err(|source| Error::Allocation { bytes: len as u64, kind, source })?;
+    let (mapping, refusal) = Mapping::anonymous_near(len, pages, request.numa_node)
+        .map_err(|source| Error::Allocation { bytes: len as u64, kind, source })?;
+    if let Some((node, error)) = request.numa_node.zip(refusal) {
+        request.off_node.get_or_init(|| off_node("the memory of tensors", node, &error));
+    }
     Ok(Arena::new(Backing::Own(mapping), len, request.user.clone()))
 }
 

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::parallel::lock;
-use hoistway_io::memory::SharedMemory;
+use hoistway_io::memory::{SharedMemory, off_node};
 use hoistway_usrbio::{Iov, IovSlot};
 use std::{
     ptr::NonNull,
@@ -50,6 +50,10 @@ unsafe impl SharedMemory for SharedSlots {
         assert!(offset <= self.iov.len(), "offset {offset} of shared memory of {} bytes", self.iov.len());
         // SAFETY: inside the memory or one past its end, checked above.
         unsafe { self.iov.base().add(offset) }
+    }
+
+    fn off_node(&self) -> Option<String> {
+        self.iov.off_node().map(|(node, error)| off_node("shared memory", node, error))
     }
 
     fn copy_to(&self, slot: usize, offset: usize, bytes: &mut [u8]) -> bool {
