@@ -5,11 +5,12 @@
 mod common;
 
 use common::{
-    assert_is_file, make_warm,
+    assert_is_file, in_memory, make_warm,
     nodes::{ABSENT, Nodes, cpus_of, halves, has_memory_for_us, own_cpus},
     on_device::{CUDA, Devices, chunky, disk, staged},
     reading::until,
     stand_in::STAND_IN,
+    tensor, write_model,
 };
 use hoistway::{
     Dtype, LoadOptions, NumaPlacement,
@@ -157,4 +158,17 @@ fn threads_and_staging_of_a_load_are_on_the_node_of_its_device() {
         assert_eq!(text.contains("staging memory may be on any node"), is_refused, "{text}");
     }
     devices.assert_nothing_left("loads on nodes");
+}
+
+#[test]
+fn a_load_says_that_the_node_of_a_drive_is_not_known() {
+    let Some(directory) = in_memory() else { return };
+    let path = directory.path().join("model.safetensors");
+    let file = write_model(&path, &[tensor("a", Dtype::U8, &[2 << 20])], 0, 1);
+    let options = LoadOptions::default().numa(NumaPlacement::NearStorage);
+    let loaded = hoistway::load(&[&path], &options).unwrap();
+    assert_is_file(&loaded, &file);
+    let (report, name) = (loaded.report(), path.display().to_string());
+    let is_it = |note: &String| note.contains("at which NUMA node the drive of") && note.contains(&name);
+    assert!(report.notes.iter().any(is_it) && report.memory.numa_node.is_none(), "{report}");
 }

@@ -31,7 +31,7 @@ pub enum NumaPlacement {
     Auto,
     /// Wherever the kernel puts them.
     Unbound,
-    /// The node that the first file's drive hangs off, if it has one.
+    /// The node that the first file's drive hangs off. The report says if the system does not tell it.
     NearStorage,
     /// This node.
     Node(u32),

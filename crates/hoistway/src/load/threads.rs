@@ -12,7 +12,7 @@ use crate::{
     sys::{block_device, numa},
 };
 use hoistway_io::{Placement, file};
-use std::{io, sync::Arc};
+use std::{collections::BTreeSet, io, sync::Arc};
 
 /// Bytes in flight that saturate a local drive: bandwidth × loaded latency of a fast NVMe.
 const LOCAL_IN_FLIGHT_BYTES: u64 = 32 << 20;
@@ -137,10 +137,25 @@ pub(super) fn placement(
         }
         NumaPlacement::Unbound => Ok(Placement::default()),
         NumaPlacement::NearStorage => {
-            let of_drive = |source: &Arc<dyn Source>| block_device::numa_node(source.as_local()?.device());
-            let id = sources.first().and_then(of_drive);
-            let own = id.and_then(listed).map(|node| Placement::on(&node));
-            Ok(own.unwrap_or(Placement { node: id, ..Placement::default() }))
+            let drive = |source: &Arc<dyn Source>| Some(source.as_local()?.device());
+            let node = |drive: Option<u64>| block_device::numa_node(drive?);
+            let Some(first) = sources.first() else { return Ok(Placement::default()) };
+            let Some(id) = node(drive(first)) else {
+                let note = format!(
+                    "memory and threads were on any node: the system does not say at which NUMA node the drive of {} is",
+                    first.path().display()
+                );
+                return Ok(Placement { note: Some(note), ..Placement::default() });
+            };
+            let unlisted = Placement { node: Some(id), ..Placement::default() };
+            let mut near = listed(id).map_or(unlisted, |node| Placement::on(&node));
+            let drives: BTreeSet<_> = sources.iter().map(drive).collect();
+            if drives.into_iter().any(|drive| node(drive) != Some(id)) {
+                let others =
+                    format!("not all files are on drives at NUMA node {id}, that of the first file's");
+                near.note = Some(near.note.map_or(others.clone(), |note| format!("{note}; {others}")));
+            }
+            Ok(near)
         }
         NumaPlacement::Node(id) => match listed(id) {
             Some(node) => Ok(Placement::on(&node)),
