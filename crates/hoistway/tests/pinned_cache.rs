@@ -5,7 +5,9 @@
 mod common;
 
 use common::{
-    TestTensor, assert_is_file, in_memory, make_cold,
+    TestTensor, assert_is_file,
+    child::{forbid, in_child},
+    in_memory, make_cold,
     on_device::{Devices, Played, chunky, disk, to_device},
     reading::{Warm, until},
     stand_in::STAND_IN,
@@ -559,4 +561,21 @@ fn loads_within_small_budgets_take_pinned_pages_too() {
         assert!(share(&loaded, Route::PinnedCache) > 0.99, "{}", loaded.report());
     }
     devices.assert_nothing_left("loads within small budgets");
+}
+
+/// As Linux before 5.14 answers.
+#[test]
+fn pages_are_pinned_where_the_system_does_not_fault_ahead() {
+    if !in_child("pages_are_pinned_where_the_system_does_not_fault_ahead") {
+        return;
+    }
+    // Of such files, windows are read in before the driver is asked.
+    let Some(directory) = in_memory() else { return };
+    let _devices = Devices::take();
+    let (path, file) = chunky(directory.path());
+    let Some(_warm) = can_pin(&path) else { return };
+    forbid(&[libc::SYS_madvise], libc::EINVAL);
+    let loaded = hoistway::load(&[&path], &pinned()).unwrap();
+    assert_is_file(&loaded, &file);
+    assert!(share(&loaded, Route::PinnedCache) > 0.99, "{}", loaded.report());
 }

@@ -195,6 +195,23 @@ fn files_are_opened_where_no_limit_is_told() {
     }
 }
 
+/// As Linux before 5.14 answers.
+#[test]
+fn mapped_files_are_read_in_where_the_system_does_not_fault_ahead() {
+    if !in_child("mapped_files_are_read_in_where_the_system_does_not_fault_ahead") {
+        return;
+    }
+    let directory = disk();
+    let path = directory.path().join("model.safetensors");
+    let file = write_model(&path, &[tensor("a", Dtype::U8, &[3 << 20])], 0, 1);
+    forbid(&[libc::SYS_madvise], libc::EINVAL);
+    let options = LoadOptions::default().route(Route::Mapped).populate(true);
+    let loaded = hoistway::load(&[&path], &options).unwrap();
+    assert_is_file(&loaded, &file);
+    let notes = &loaded.report().notes;
+    assert!(notes.iter().any(|note| note.contains("Linux 5.14")), "{notes:?}");
+}
+
 #[test]
 fn memory_is_on_any_node_where_none_may_be_named() {
     if !in_child("memory_is_on_any_node_where_none_may_be_named") {

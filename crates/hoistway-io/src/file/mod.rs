@@ -7,6 +7,7 @@ mod filesystem;
 mod identity;
 mod local;
 mod opened;
+mod read;
 mod residency;
 mod write;
 
@@ -19,6 +20,7 @@ pub use filesystem::{FileSystem, FileSystemKind};
 pub use identity::FileIdentity;
 pub use local::LocalFile;
 pub use opened::OpenFile;
+pub use read::read_in;
 pub use residency::{Probe, Residency};
 pub use write::write_all_at;
 

@@ -152,7 +152,7 @@ impl Mapping {
     /// Reads the pages of `range` of a file mapping in.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's; [`InvalidInput`](io::ErrorKind::InvalidInput) where it cannot do that.
     pub fn populate_for_reading(&self, range: ByteRange) -> io::Result<()> {
         self.pages.populate_for_reading(self.in_pages(range))
     }

@@ -2,7 +2,9 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    ByteRange, Error, Result, parallel,
+    ByteRange, Error, Result,
+    file::read_in,
+    parallel,
     sys::pages::{Pages, page_size},
 };
 use hoistway_device::{Device, Pinned};
@@ -45,7 +47,17 @@ impl PinnedView {
         pages.hide_from_children();
         if reads_ahead {
             let pieces: Vec<_> = (0..len).step_by(PIECE_BYTES).collect();
-            let read = |&start: &usize| pages.populate_for_reading(start..len.min(start + PIECE_BYTES));
+            let read = |&piece: &usize| {
+                let piece = piece..len.min(piece + PIECE_BYTES);
+                match pages.populate_for_reading(piece.clone()) {
+                    // Before Linux 5.14: the driver maps the pages.
+                    Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                        let bytes = ByteRange::at(start + piece.start as u64, piece.len() as u64);
+                        read_in(file, bytes.unwrap_or_default())
+                    }
+                    read => read,
+                }
+            };
             let read = parallel::map(&pieces, MOST_THREADS.min(parallel::cores()), read);
             read.into_iter().collect::<io::Result<()>>().map_err(no_view)?;
         }

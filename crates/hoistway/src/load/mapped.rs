@@ -14,8 +14,10 @@ use crate::{
     source::Source,
     sys::usage::Usage,
 };
+use hoistway_io::file;
 use std::{
     collections::HashMap,
+    io,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -36,9 +38,7 @@ pub(super) fn map(
     let mut arenas = vec![None; sources.len()];
     let tensors = views(catalog, sources, &requests, &plan, &mut arenas, options.route)?;
     let prepared = started.elapsed();
-    if options.populate {
-        populate(&plan, catalog, sources, &arenas, options)?;
-    }
+    let is_mapped_late = options.populate && !populate(&plan, catalog, sources, &arenas, options)?;
     let (total, now) = (started.elapsed(), Usage::now());
     let time = TimeReport {
         open_seconds: open_time.as_secs_f64(),
@@ -49,7 +49,11 @@ pub(super) fn map(
         page_faults: now.page_faults.saturating_sub(usage.page_faults),
     };
     let planned = Planned { catalog, plan: &plan, options, numa_node: None };
-    let report = report(&planned, &tensors, &arenas, time);
+    let mut report = report(&planned, &tensors, &arenas, time);
+    if is_mapped_late {
+        let note = "pages were read in, and are mapped one by one as they are used: only Linux 5.14 and later map them at once";
+        report.notes.push(note.into());
+    }
     metrics::count(&report, Outcome::Ok, tensors.len());
     Ok(Loaded::new(tensors, report))
 }
@@ -150,23 +154,29 @@ fn refuse_copies(catalog: &Catalog, plan: &Plan, options: &LoadOptions) -> Resul
     })
 }
 
-/// Reads the wanted parts of the mappings in, on all cores.
+/// Reads the wanted parts of the mappings in, on all cores. `false` if their pages are not mapped yet.
 fn populate(
     plan: &Plan,
     catalog: &Catalog,
     sources: &[Arc<dyn Source>],
     arenas: &[Option<Arc<Arena>>],
     options: &LoadOptions,
-) -> Result<()> {
+) -> Result<bool> {
     let read_in = |extent: &Extent| {
         go_on(options)?;
-        let Some(arena) = &arenas[extent.file.index()] else {
-            return Ok(());
+        let (Some(arena), source) = (&arenas[extent.file.index()], &sources[extent.file.index()]) else {
+            return Ok(true);
         };
         let name_at = |at| plan.tensor_at(extent, at).map(|id| catalog.tensor(id).name.to_string());
-        let populated = arena.populate_for_reading(extent.read);
+        let populated = match arena.populate_for_reading(extent.read) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                let file = source.local_for(options.route)?.buffered_file();
+                file.and_then(|file| file::read_in(&file, extent.read)).map(|()| false)
+            }
+            populated => populated.map(|()| true),
+        };
         // A file that was cut or rewritten explains an error better, and must not pass without one.
-        sources[extent.file.index()].check_unchanged(extent.read, name_at)?;
+        source.check_unchanged(extent.read, name_at)?;
         populated.map_err(|source| Error::Io {
             operation: "reading a mapping in",
             path: catalog.file(extent.file).source.as_path().to_owned(),
@@ -175,7 +185,8 @@ fn populate(
             source,
         })
     };
-    parallel::try_map(plan.extents(), parallel::cores(), read_in).map(drop)
+    let are_mapped = parallel::try_map(plan.extents(), parallel::cores(), read_in)?;
+    Ok(!are_mapped.contains(&false))
 }
 
 fn go_on(options: &LoadOptions) -> Result<()> {

@@ -139,7 +139,7 @@ impl Pages {
     /// Reads the pages of `range` of a view of a file in.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's; [`InvalidInput`](io::ErrorKind::InvalidInput) before Linux 5.14.
     pub fn populate_for_reading(&self, range: Range<usize>) -> io::Result<()> {
         self.advise(whole_pages(range), Advice::LinuxPopulateRead)
     }
