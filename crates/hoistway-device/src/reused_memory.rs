@@ -9,8 +9,6 @@ use std::{
 
 /// How many pieces of memory are kept at once.
 const MOST: usize = 2;
-/// Which part of what is asked for a piece may have in excess. The excess is no one's, and nothing frees it while the tensor lives.
-const EXCESS: u64 = 16;
 
 /// Keeps up to two pieces of memory that nothing in the process uses any more, but work on the device still may.
 ///
@@ -93,13 +91,11 @@ impl ReusedMemory {
         // What was not kept is dropped after the lock.
     }
 
-    /// Memory for `len` bytes which no work uses, if there is some that is hardly longer.
+    /// Memory of `len` bytes which no work uses, if there is some. None that is longer: the rest would be no one's, and nothing would
+    /// free it while the tensor lives.
     pub fn take(&self, len: u64) -> Option<DeviceMemory> {
         let mut state = self.state();
-        let fits = |memory: &DeviceMemory| {
-            memory.len().checked_sub(len).is_some_and(|excess| excess <= len / EXCESS)
-        };
-        let at = state.ready.iter().position(fits);
+        let at = state.ready.iter().position(|memory| memory.len() == len);
         if at.is_none() && !state.ready.is_empty() {
             // It would keep room from what fits.
             let mut unfit = mem::take(&mut state.ready);
@@ -263,7 +259,7 @@ mod tests {
             assert!(reused.take(LEN).is_none());
             reused.give_back(memory);
             until_nothing_is_awaited(reused);
-            assert_eq!(reused.take(LEN - 1).unwrap().address(), address);
+            assert_eq!(reused.take(LEN).unwrap().address(), address);
             assert!(reused.take(LEN).is_none());
         });
         assert_eq!(toy::in_use(), (0, 0));
@@ -278,8 +274,8 @@ mod tests {
             }
             until_nothing_is_awaited(reused);
             assert_eq!(toy::in_use().0, 2 * LEN);
-            // Too short, and longer by more than a sixteenth.
-            for len in [LEN + 1, LEN / 17 * 16 - 1] {
+            // Too short, and longer.
+            for len in [LEN + 1, LEN - 1] {
                 assert!(reused.take(len).is_none());
                 until_nothing_is_awaited(reused);
                 assert_eq!(toy::in_use().0, 0);

@@ -32,9 +32,9 @@ const IN_FLIGHT: u64 = 8;
 /// Pieces of memory that are kept.
 const KEPT: u64 = 2;
 
-/// Tensors of one length, and long ones before others that fill hardly more than half of their memory.
+/// Tensors of one length, and long ones before others that would not fill their memory.
 fn lens_of_models() -> [Vec<u64>; 2] {
-    [vec![LEN; TENSORS], [vec![2 * LEN; 24], vec![LEN + 4096; 40]].concat()]
+    [vec![LEN; TENSORS], [vec![LEN / 16 * 17; 24], vec![LEN; 40]].concat()]
 }
 
 fn model(directory: &Path) -> (PathBuf, Vec<u8>) {

@@ -34,7 +34,7 @@ pub struct StreamOptions {
     /// Most bytes of tensors that were read, or are being read, and not handed out yet, with the one that was handed out
     /// last. A tensor that is larger is loaded alone, with no more of its neighbours than the reads at its ends bring.
     /// On a device, up to two pieces of memory of tensors that were dropped are kept besides, of at most half as many bytes, for the next
-    /// ones. Those may get memory that is up to a sixteenth longer than they are.
+    /// ones.
     /// Reserved huge pages are taken for all tensors at once nevertheless. Default: no bound.
     pub max_in_flight_bytes: Option<u64>,
 }
