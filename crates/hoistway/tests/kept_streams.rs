@@ -168,6 +168,24 @@ fn a_device_that_the_program_has_reset_and_uses_again_is_opened_anew() {
     turn.assert_nothing_left("a device that was reset");
 }
 
+/// Else nothing would tell its context from a later one as long as it is open.
+#[test]
+fn a_device_whose_context_is_not_told_is_not_opened() {
+    let turn = Turn::take();
+    for code in [46, 999] {
+        // Threads of an earlier load may hold it for a moment.
+        until("the device is closed", || {
+            hoistway_device::release_devices();
+            turn.count("contexts") == 0
+        });
+        turn.configure(&format!("FAULTS=cuCtxGetId:1={code}"));
+        let error = Device::open(Vendor::Cuda.device(0)).unwrap_err();
+        assert!(matches!(error, hoistway_device::Error::Device { .. }), "{error:?}");
+        turn.assert_nothing_left("a device that was not opened");
+        drop(Device::open(Vendor::Cuda.device(0)).unwrap());
+    }
+}
+
 /// What is pinned next would lie at an address that is pinned already.
 #[test]
 fn memory_that_the_driver_does_not_unpin_keeps_its_address() {

@@ -8,8 +8,8 @@ use super::{
     stream::{self, DriverStream},
     table::{
         DeviceHandle, DevicePointer, Function, HOST_MEMORY_NOT_REGISTERED, HOST_REGISTER_PORTABLE,
-        HOST_REGISTER_READ_ONLY, Handle, INVALID_CONTEXT, NOT_READY, OUT_OF_MEMORY, ResultCode, SUCCESS,
-        is_not_now,
+        HOST_REGISTER_READ_ONLY, Handle, INVALID_CONTEXT, NOT_READY, NOT_SUPPORTED, OUT_OF_MEMORY,
+        ResultCode, SUCCESS, is_not_now,
     },
 };
 use crate::{
@@ -149,7 +149,15 @@ impl<V: Vendor> DriverDevice<V> {
         let mapping = V::mapping(driver, handle);
         let context = V::retain(driver, handle).map_err(|failed| driver.error(failed))?;
         // Before anything is made in it: what belongs to a later context is not taken for a part of this.
-        let context_id = V::context_id(driver, context).unwrap_or_default();
+        let context_id = match V::context_id(driver, context) {
+            Err((_, NOT_SUPPORTED)) => None,
+            // Without the number, nothing would tell a later context from this one as long as the device is open.
+            Err(failed) => {
+                V::release(driver, handle);
+                return Err(driver.error(failed).into());
+            }
+            Ok(id) => id,
+        };
         let (kernels, has_no_batches, is_lost, fences, spare_events) = Default::default();
         Ok(Self {
             driver,
