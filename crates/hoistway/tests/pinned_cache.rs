@@ -353,6 +353,30 @@ fn a_moment_in_which_nothing_can_be_pinned_says_nothing_of_the_file_system() {
     devices.assert_nothing_left("loads that pin pages");
 }
 
+/// A driver holds calls up now and then. The trial goes on meanwhile.
+#[test]
+fn a_long_moment_says_nothing_of_the_file_system_once_it_is_over() {
+    if !in_child("a_long_moment_says_nothing_of_the_file_system_once_it_is_over") {
+        return;
+    }
+    let devices = Devices::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    let Some(_warm) = can_pin(&path) else { return };
+    STAND_IN.configure("BLOCKS=cuMemHostRegister_v2");
+    let error = hoistway::load(&[&path], &pinned()).unwrap_err();
+    assert!(error.to_string().contains("could not be pinned within 5 seconds"), "{error}");
+    STAND_IN.configure("BLOCKS=");
+    until("pages are pinned", || match hoistway::load(&[&path], &pinned()) {
+        Ok(loaded) => {
+            assert_is_file(&loaded, &file);
+            true
+        }
+        Err(_) => false,
+    });
+    devices.assert_nothing_left("loads that pin pages");
+}
+
 /// What an error advises helps.
 #[test]
 fn conversions_that_the_device_has_no_memory_for_say_what_to_do() {

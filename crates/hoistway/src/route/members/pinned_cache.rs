@@ -167,7 +167,8 @@ fn check(device: &Device) -> Result<(), String> {
 }
 
 /// Whether pages of the file system that a file lies on can be pinned: tried once, with the file's first page. That is read on
-/// another thread and before the driver is asked, so that a file system that hangs holds neither up.
+/// another thread and before the driver is asked, so that a file system that hangs holds neither up. As long as a trial hangs, there is
+/// no other.
 fn try_file_system(device: &Arc<Device>, source: &Arc<dyn Source>) -> Result<(), String> {
     type Known = HashMap<(u64, DeviceId), Result<(), String>>;
     static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
@@ -175,6 +176,9 @@ fn try_file_system(device: &Arc<Device>, source: &Arc<dyn Source>) -> Result<(),
         |source: &Arc<dyn Source>| source.local().map(LocalFile::device).map_err(|why| why.to_string());
     let key = (local(source)?, device.id());
     let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let keep = move |known: &mut Option<Known>, verdict: Result<(), String>| {
+        known.get_or_insert_default().insert(key, verdict);
+    };
     if let Some(verdict) = known().get_or_insert_default().get(&key) {
         return verdict.clone();
     }
@@ -182,11 +186,25 @@ fn try_file_system(device: &Arc<Device>, source: &Arc<dyn Source>) -> Result<(),
     let (own_device, own_source) = (device.clone(), source.clone());
     let trial = move || {
         let first = ByteRange::at(0, 1).unwrap_or_default();
-        let (told, view) = match pin(&own_device, &own_source, first, true) {
-            Ok(view) => (Ok(()), Some(view)),
-            Err(error) => (Err(error), None),
+        let tried = pin(&own_device, &own_source, first, true);
+        let (verdict, is_lasting) = match &tried {
+            Ok(_) => (Ok(()), true),
+            Err(hoistway_io::Error::Device(error)) => {
+                let reason = format!("pages of its file system cannot be pinned: {error}");
+                (Err(reason), refuses_for_good(error))
+            }
+            // It may be this file or this moment: the load finds out.
+            Err(_) => (Ok(()), false),
         };
-        drop(tells.send(told));
+        let mut known = known();
+        // In place of what a load has kept that did not wait so long. The next load tries again, if it may be the moment.
+        match is_lasting {
+            true => keep(&mut known, verdict.clone()),
+            false => drop(known.get_or_insert_default().remove(&key)),
+        }
+        drop(tells.send(verdict));
+        drop(known);
+        let view = tried.ok();
         // To unpin waits for work of the device, and the load does not wait for that.
         hoistway_device::drop_aside(view);
     };
@@ -194,26 +212,16 @@ fn try_file_system(device: &Arc<Device>, source: &Arc<dyn Source>) -> Result<(),
     thread_named("hoistway-trial")
         .spawn(trial)
         .map_err(|error| format!("no thread can be started to try it: {error}"))?;
-    let (verdict, is_lasting) = match hears.recv_timeout(TRIAL_TIME) {
-        Ok(Ok(())) => (Ok(()), true),
-        Ok(Err(hoistway_io::Error::Device(error))) => {
-            let reason = format!("pages of its file system cannot be pinned: {error}");
-            (Err(reason), refuses_for_good(&error))
-        }
-        // It may be this file or this moment: the load finds out.
-        Ok(Err(_)) => (Ok(()), false),
-        Err(_) => {
+    hears.recv_timeout(TRIAL_TIME).unwrap_or_else(|_| {
+        let mut known = known();
+        // It may have ended just now.
+        hears.try_recv().unwrap_or_else(|_| {
             let waited = TRIAL_TIME.as_secs();
-            let reason =
-                format!("its file system took longer than {waited} seconds to give a page to be pinned");
-            (Err(reason), true)
-        }
-    };
-    // Else the next load tries again.
-    if is_lasting {
-        known().get_or_insert_default().insert(key, verdict.clone());
-    }
-    verdict
+            let verdict = Err(format!("its first page could not be pinned within {waited} seconds"));
+            keep(&mut known, verdict.clone());
+            verdict
+        })
+    })
 }
 
 /// Whether a driver that fails to pin pages says that of the pages, rather than of the moment.
