@@ -10,6 +10,8 @@ mod gguf;
 #[path = "experts/kit.rs"]
 #[allow(dead_code)]
 mod kit;
+#[path = "../../hoistway/tests/common/page_cache.rs"]
+mod page_cache;
 #[path = "../../hoistway/tests/common/stand_in.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod stand_in;
@@ -31,8 +33,10 @@ use hoistway_kv::{
     TransferOptions,
 };
 use kit::{LONG, Model, bytes_of};
+use page_cache::{Warm, drop_from_cache};
 use stand_in::{STAND_IN, Turn, Vendor};
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     fs,
     ops::ControlFlow,
@@ -96,6 +100,8 @@ const USES: [Use; 12] =
 /// What uses read.
 struct Files {
     directory: tempfile::TempDir,
+    /// Keeps the file of tensors in the page cache.
+    warm: RefCell<Option<Warm>>,
     model: LazyLock<Arc<Model>>,
     sparse: LazyLock<Arc<Model>>,
 }
@@ -120,6 +126,7 @@ impl Files {
         kit::safetensors(&directory.path().join("model.safetensors"), &all);
         Self {
             directory,
+            warm: RefCell::default(),
             model: LazyLock::new(|| Arc::new(Model::new())),
             sparse: LazyLock::new(|| Arc::new(sparse_model())),
         }
@@ -131,18 +138,14 @@ impl Files {
 
     /// With its bytes in the page cache.
     fn warm(&self) -> PathBuf {
-        fs::read(self.path()).unwrap();
+        self.warm.borrow_mut().get_or_insert_with(|| Warm::make(&self.path()));
         self.path()
     }
 
     /// Without.
     fn cold(&self) -> PathBuf {
-        let file = fs::File::open(self.path()).unwrap();
-        file.sync_all().unwrap();
-        // SAFETY: the descriptor is the file's.
-        unsafe {
-            libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, libc::POSIX_FADV_DONTNEED)
-        };
+        self.warm.take();
+        drop_from_cache(&fs::File::open(self.path()).unwrap());
         self.path()
     }
 }

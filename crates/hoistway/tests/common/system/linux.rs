@@ -1,9 +1,11 @@
 //! Linux: `/proc`, advice about the page cache, and system calls that can be forbidden.
 
+#[path = "../page_cache.rs"]
+mod page_cache;
+
 use super::Footprint;
-use rustix::mm::{self, MapFlags, ProtFlags};
+pub use page_cache::{Warm, drop_from_cache};
 use std::{
-    ffi::c_void,
     fs::{self, File},
     io,
     os::unix::fs::{FileExt, MetadataExt},
@@ -51,12 +53,6 @@ pub fn in_memory() -> io::Result<tempfile::TempDir> {
     tempfile::tempdir_in("/dev/shm")
 }
 
-/// Drops an open file from the page cache.
-pub fn drop_from_cache(file: &File) {
-    file.sync_all().unwrap();
-    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
-}
-
 /// When the file was changed last.
 pub fn change_time(file: &File) -> (i64, i64) {
     let stat = file.metadata().unwrap();
@@ -65,49 +61,4 @@ pub fn change_time(file: &File) -> (i64, i64) {
 
 pub fn write_all_at(file: &File, bytes: &[u8], offset: u64) {
     file.write_all_at(bytes, offset).unwrap();
-}
-
-/// A file in the page cache. Single pages that are mapped and locked stay there, whatever else happens on the machine. Folios of
-/// several pages do not: if memory is short, the kernel splits them, which unmaps the pages of a file, and then evicts these.
-pub struct Warm {
-    start: *mut c_void,
-    len: usize,
-}
-
-// SAFETY: the mapping is the process's, and any thread may unmap it.
-unsafe impl Send for Warm {}
-
-impl Warm {
-    pub fn make(path: &Path) -> Self {
-        let file = File::open(path).unwrap();
-        let len = file.metadata().unwrap().len() as usize;
-        read_by_pages(&file);
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: a new mapping at an address of the kernel's choice, which nothing reads.
-        let start = unsafe { mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, &file, 0) }.unwrap();
-        // A limit on locked memory may forbid it. Mapped pages are the last that the system evicts.
-        // SAFETY: the mapping from above, of this length.
-        let _ = unsafe { mm::mlock(start, len) };
-        Self { start, len }
-    }
-}
-
-impl Drop for Warm {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `make`, unmapped once.
-        unsafe { mm::munmap(self.start, self.len) }.unwrap();
-    }
-}
-
-/// Brings a file into the page cache as single pages, as far as it is not there: of one in memory, or that others map.
-fn read_by_pages(file: &File) {
-    drop_from_cache(file);
-    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random).unwrap();
-    let (mut piece, mut offset) = (vec![0; 1 << 20], 0);
-    loop {
-        match file.read_at(&mut piece, offset).unwrap() {
-            0 => break,
-            read => offset += read as u64,
-        }
-    }
 }
