@@ -19,7 +19,7 @@ use std::fmt;
 
 /// What a report says where so many reads were asked for, and the process may have too few files open for them.
 pub(crate) fn few_files_note(asked_for: usize) -> Option<String> {
-    let most_reads = file::most_reads();
+    let most_reads = file::most_reads(asked_for);
     (asked_for > most_reads).then(|| {
         format!(
             "no more than {most_reads} reads are in flight, fewer than threads or in_flight ask for, as the process may \

@@ -65,6 +65,14 @@ fn assert_reads(reader: &Reader, checkpoint: &Checkpoint, expected: &[Vec<u8>]) 
     batch.report()
 }
 
+/// The soft and the hard limit of open files.
+fn limits() -> (u64, u64) {
+    let limits = fs::read_to_string("/proc/self/limits").unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap().to_owned();
+    let mut numbers = line.split_whitespace().skip(3).map(|number| number.parse::<u64>().unwrap());
+    (numbers.next().unwrap(), numbers.next().unwrap())
+}
+
 fn open_files() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
@@ -230,14 +238,38 @@ fn the_limit_is_raised_to_what_it_may_be() {
     }
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (paths, expected) = shards(directory.path());
-    let limits = || {
-        let limits = fs::read_to_string("/proc/self/limits").unwrap();
-        let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap().to_owned();
-        let mut numbers = line.split_whitespace().skip(3).map(|number| number.parse::<u64>().unwrap());
-        (numbers.next().unwrap(), numbers.next().unwrap())
-    };
     assert_eq!(limits().0, 64);
     assert_are(&Checkpoint::open(&paths).unwrap().load(&LoadOptions::default()).unwrap(), &expected);
+    let (soft, hard) = limits();
+    assert_eq!(soft, hard);
+}
+
+/// Children of the program have the same limit.
+#[test]
+fn a_limit_that_is_enough_stays() {
+    if with_limit("a_limit_that_is_enough_stays", "-S -n 1024") {
+        return;
+    }
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (path, expected) = shard(directory.path(), 0, 2 << 20);
+    let checkpoint = Checkpoint::open(&[path]).unwrap();
+    assert_are(&checkpoint.load(&LoadOptions::default()).unwrap(), &[expected]);
+    drop(Reader::new(&ReaderOptions::default()).unwrap());
+    assert_eq!(limits().0, 1024);
+}
+
+/// The program has the rest.
+#[test]
+fn the_limit_is_raised_when_it_is_met() {
+    if with_limit("the_limit_is_raised_when_it_is_met", "-S -n 1024") {
+        return;
+    }
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (path, _) = shard(directory.path(), 0, 5000);
+    let taken: Vec<_> = std::iter::from_fn(|| fs::File::open("/dev/null").ok()).collect();
+    let opened = Checkpoint::open(&[path]);
+    drop(taken);
+    opened.unwrap();
     let (soft, hard) = limits();
     assert_eq!(soft, hard);
 }

@@ -9,7 +9,7 @@ use std::{
     ops::Deref,
     sync::{
         Arc, Mutex, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -61,7 +61,7 @@ impl Descriptor {
     /// A file that is closed if the process keeps as many open as it should.
     pub(super) fn new(file: File) -> Self {
         let kept = KEPT.fetch_add(1, Ordering::Relaxed);
-        if kept < most_kept() {
+        if kept < most_kept(kept + 1) {
             return Self {
                 kept: Some(Kept { file: Arc::new(file), is_counted: true }),
                 opened: Mutex::default(),
@@ -104,29 +104,49 @@ impl Drop for Kept {
     }
 }
 
-/// As many descriptors as files may keep, at least one. The first calls raise the limit of the process to what it may be: no
-/// child of `fork` waits for a thread of its parent that does.
-fn most_kept() -> u64 {
+/// As many descriptors as files may keep, at least one. If that is less than `wanted`, the limit of the process is raised to what it may
+/// be: no sooner, as the program's children have it too. No child of `fork` waits for a thread of its parent that does it.
+fn most_kept(wanted: u64) -> u64 {
     static MOST: AtomicU64 = AtomicU64::new(0);
-    match MOST.load(Ordering::Relaxed) {
-        0 => {
-            machine::raise_open_files();
-            let limit = machine::open_files().map_or(Some(USUAL_LIMIT), |limit| limit.current);
-            let most = limit.map_or(u64::MAX, |limit| limit / KEPT_PART).max(1);
-            MOST.store(most, Ordering::Relaxed);
-            most
-        }
+    static IS_RAISED: AtomicBool = AtomicBool::new(false);
+    let look = || {
+        let limit = machine::open_files().map_or(Some(USUAL_LIMIT), |limit| limit.current);
+        let most = limit.map_or(u64::MAX, |limit| limit / KEPT_PART).max(1);
+        // Another thread may have looked later.
+        MOST.fetch_max(most, Ordering::Relaxed).max(most)
+    };
+    let mut most = match MOST.load(Ordering::Relaxed) {
+        0 => look(),
         most => most,
+    };
+    if most < wanted && !IS_RAISED.load(Ordering::Relaxed) {
+        machine::raise_open_files();
+        most = look();
+        IS_RAISED.store(true, Ordering::Relaxed);
     }
+    most
 }
 
-/// Returns how many reads may be in flight, as each may have opened its file for itself: at least one.
-pub fn most_reads() -> usize {
-    usize::try_from(most_kept()).unwrap_or(usize::MAX)
+/// Returns how many reads may be in flight, as each may have opened its file for itself: at least one. Where so many are `wanted`, the
+/// process is let have more files open if it may.
+pub fn most_reads(wanted: usize) -> usize {
+    usize::try_from(most_kept(wanted as u64)).unwrap_or(usize::MAX)
+}
+
+/// Opens a file. If the process has as many open as it may, it is let have more if that is possible; else the error says what helps.
+pub(super) fn with_descriptor<T>(open: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    let again = |error: io::Error| {
+        if !machine::is_out_of_descriptors(&error) {
+            return Err(error);
+        }
+        machine::raise_open_files();
+        open().map_err(explained)
+    };
+    open().or_else(again)
 }
 
 /// An error of opening a file, with what helps if the process has too many open.
-pub(super) fn explained(error: io::Error) -> io::Error {
+fn explained(error: io::Error) -> io::Error {
     if !machine::is_out_of_descriptors(&error) {
         return error;
     }

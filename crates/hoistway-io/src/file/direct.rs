@@ -1,7 +1,7 @@
 //! Files that are opened past the page cache (`O_DIRECT`), and whether they can be.
 #![forbid(unsafe_code)]
 
-use super::{FileSystem, FileSystemKind, descriptor::explained};
+use super::{FileSystem, FileSystemKind, descriptor::with_descriptor};
 use crate::{Alignment, sys};
 use hoistway_device::Unavailable;
 use std::{fs::File, io};
@@ -68,7 +68,7 @@ pub(super) fn open_on(
     if let Err(why) = check_medium(filesystem) {
         return Ok(Err(why));
     }
-    let opened = sys::files::open_direct(file, filesystem, file_use).map_err(explained)?;
+    let opened = with_descriptor(|| sys::files::open_direct(file, filesystem, file_use))?;
     Ok(opened.and_then(|file| with_alignment(file, filesystem)))
 }
 

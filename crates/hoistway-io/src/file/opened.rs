@@ -3,7 +3,7 @@
 
 use super::{
     FileIdentity, Held,
-    descriptor::{Descriptor, explained},
+    descriptor::{Descriptor, with_descriptor},
 };
 use crate::{ByteRange, Error, Result, sys};
 use arc_swap::ArcSwap;
@@ -53,8 +53,8 @@ impl OpenFile {
         // Before it is opened: opening a device may do something.
         let found = sys::files::irregular_path(path).map_err(|source| Error::opening(path, source))?;
         check_regular(found, path)?;
-        let opened = sys::files::open_without_waiting(path);
-        let (file, has_writer) = opened.map_err(|source| Error::opening(path, explained(source)))?;
+        let opened = with_descriptor(|| sys::files::open_without_waiting(path));
+        let (file, has_writer) = opened.map_err(|source| Error::opening(path, source))?;
         Ok(Self { has_writer, ..Self::new(file, path, Descriptor::new)? })
     }
 
@@ -111,7 +111,7 @@ impl OpenFile {
     }
 
     fn open_again(&self) -> io::Result<File> {
-        Ok(sys::files::open_without_waiting(&self.absolute_path).map_err(explained)?.0)
+        Ok(with_descriptor(|| sys::files::open_without_waiting(&self.absolute_path))?.0)
     }
 
     /// Does what [`check_unchanged`](Self::check_unchanged) does, with an identity that the caller has queried.

@@ -15,6 +15,7 @@ use crate::{disk::DataFile, format::BLOCK_LEN};
 use hoistway_io::{
     executor::{self, Charge, Customer, Flight, Handler, LostSlots, Next, Priority, QueueId, Submission},
     file::Access,
+    sys::machine::is_out_of_descriptors,
 };
 use std::{
     io,
@@ -431,8 +432,4 @@ const HELPERS: u64 = u64::MAX;
 fn end(flight: Flight<Mover>) -> Next<Mover> {
     flight.end(Ok(()));
     Next::Ended
-}
-
-fn is_out_of_descriptors(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }

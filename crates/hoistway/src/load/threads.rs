@@ -46,7 +46,7 @@ impl ThreadPlan {
         let remote = used.iter().any(|source| source.latency() == Latency::Remote);
         let by_default = if remote { REMOTE_IN_FLIGHT_BYTES } else { LOCAL_IN_FLIGHT_BYTES };
         let in_flight = options.in_flight_bytes.unwrap_or(by_default);
-        let most_reads = file::most_reads();
+        let most_reads = file::most_reads(options.threads.unwrap_or(0).max(MAX_DEPTH as usize));
         let most_depth = MAX_DEPTH.min(most_reads as u64);
         let depth = (in_flight / options.chunk_bytes.max(1)).clamp(1, most_depth);
         // A number that the caller gave does not grow.
@@ -71,11 +71,12 @@ impl ThreadPlan {
             .filter_map(|source| source.as_local())
             .any(|local| block_device::queues(local.device()) > 1);
         let rings = options.rings.unwrap_or(if cores >= 8 && many_queues { 2 } else { 1 });
+        let most_copiers = most_copiers(most);
         // To pin takes one thread, and an H100 with 16 processors was fed fastest by 8 more.
         let beside = options.threads.unwrap_or(cores / 2).max(1);
         Self {
-            copiers: (first.min(most_copiers()), most.min(most_copiers())),
-            copiers_beside: beside.min(most).min(most_copiers()),
+            copiers: (first.min(most_copiers), most.min(most_copiers)),
+            copiers_beside: beside.min(most).min(most_copiers),
             touchers: if options.pool.is_some() { 0 } else { copiers.min(2) },
             rings,
             depth: ((depth as usize).div_ceil(rings), (max_depth.min(most_depth) as usize).div_ceil(rings)),
@@ -94,8 +95,8 @@ impl ThreadPlan {
 
 /// Threads that copy from the page cache, where the process may have few files open: they read beside those that read what the
 /// cache lacks.
-fn most_copiers() -> usize {
-    file::most_reads().div_ceil(4)
+fn most_copiers(wanted: usize) -> usize {
+    file::most_reads(wanted.saturating_mul(4)).div_ceil(4)
 }
 
 /// The reads in flight that the caller's options ask for.

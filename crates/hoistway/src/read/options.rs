@@ -140,7 +140,7 @@ impl ReaderOptions {
 
     /// Reads at once. Where the process may have few files open, they are fewer than was asked for.
     pub(super) fn most_reads(&self) -> usize {
-        self.in_flight.min(file::most_reads())
+        self.in_flight.min(file::most_reads(self.in_flight))
     }
 
     /// Bytes of the budget that staging slots of the host do not take.
