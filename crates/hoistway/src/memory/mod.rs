@@ -170,7 +170,7 @@ pub(crate) fn map_file(file: &File, len: u64) -> Result<Arc<Arena>> {
 /// Runs `work` in a child of `fork`, and fails unless that ends well within a minute.
 #[cfg(all(test, unix))]
 #[allow(unsafe_code)]
-fn in_child(work: impl FnOnce()) {
+pub(crate) fn in_child(work: impl FnOnce()) {
     use std::{
         panic::{AssertUnwindSafe, catch_unwind},
         thread,

@@ -4,6 +4,7 @@
 
 use super::{UsrbioClient, threefs::OpenMount};
 use crate::parallel::{lock, thread_named};
+use arc_swap::ArcSwapOption;
 use hoistway_usrbio::{
     Chosen, Client, Error, LibrarySearch, Mount, Preference, RingPriority, choose, extract_mount_point, proto,
 };
@@ -49,8 +50,8 @@ struct Known {
 struct State {
     open: Vec<Weak<OpenMount>>,
     proven: Vec<Proven>,
-    /// The process one of whose threads is opening it. That of a parent goes on in the parent only.
-    opening: Option<u32>,
+    /// A thread is opening it.
+    is_opening: bool,
 }
 
 /// The open mount that fits, or a new one.
@@ -58,14 +59,36 @@ struct State {
 /// # Errors
 /// Those of [`choose`]; [`Error::Timeout`] if its daemon hangs.
 pub(super) fn open(path: &Path, wanted: Wanted) -> Result<Arc<OpenMount>, Error> {
-    static KNOWN: Mutex<BTreeMap<u64, Arc<Known>>> = Mutex::new(BTreeMap::new());
-    let known = lock(&KNOWN).entry(wanted.device).or_default().clone();
+    let known = lock(&of_process().known).entry(wanted.device).or_default().clone();
     known.mount(path, wanted, OPEN_LIMIT)
+}
+
+/// What one process knows of its file systems.
+#[derive(Debug)]
+struct OfProcess {
+    process: u32,
+    known: Mutex<BTreeMap<u64, Arc<Known>>>,
+}
+
+/// A child of `fork` begins anew: in what it has of its parent, locks may be taken by threads that it lacks.
+fn of_process() -> Arc<OfProcess> {
+    static LATEST: ArcSwapOption<OfProcess> = ArcSwapOption::const_empty();
+    let process = std::process::id();
+    loop {
+        let latest = LATEST.load_full();
+        match latest {
+            Some(own) if own.process == process => return own,
+            _ => {
+                let own = OfProcess { process, known: Mutex::default() };
+                LATEST.compare_and_swap(&latest, Some(Arc::new(own)));
+            }
+        }
+    }
 }
 
 impl Known {
     fn mount(self: Arc<Self>, path: &Path, wanted: Wanted, limit: Duration) -> Result<Arc<OpenMount>, Error> {
-        let (process, end) = (std::process::id(), Instant::now() + limit);
+        let end = Instant::now() + limit;
         let left = || end.saturating_duration_since(Instant::now());
         let late = || {
             let (mount, what) = (path.to_owned(), "opening USRBIO".into());
@@ -74,7 +97,7 @@ impl Known {
         let mut state = lock(&self.state);
         loop {
             let open = state.open.iter().filter_map(Weak::upgrade);
-            let open = open.into_iter().find(|open| open.process == process && open.wanted == wanted);
+            let open = open.into_iter().find(|open| open.wanted == wanted);
             if let Some(open) = open {
                 drop(state);
                 match open.mount.check() {
@@ -88,7 +111,7 @@ impl Known {
                 continue;
             }
             // Two loads at once need one.
-            if state.opening != Some(process) {
+            if !state.is_opening {
                 break;
             }
             if left().is_zero() {
@@ -96,7 +119,7 @@ impl Known {
             }
             state = self.opened.wait_timeout(state, left()).unwrap_or_else(PoisonError::into_inner).0;
         }
-        state.opening = Some(process);
+        state.is_opening = true;
         drop(state);
         let (opening, own_path) = (Opening(self), path.to_owned());
         let (tell, hear) = channel();
@@ -165,7 +188,7 @@ struct Opening(Arc<Known>);
 
 impl Drop for Opening {
     fn drop(&mut self) {
-        lock(&self.0.state).opening = None;
+        lock(&self.0.state).is_opening = false;
         self.0.opened.notify_all();
     }
 }
@@ -173,6 +196,7 @@ impl Drop for Opening {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::in_child;
 
     fn wanted() -> Wanted {
         Wanted { device: 0, client: UsrbioClient::Native, directories: Vec::new() }
@@ -181,7 +205,7 @@ mod tests {
     #[test]
     fn callers_wait_no_longer_than_the_limit_for_the_opener_of_a_mount() {
         let (known, limit) = (Arc::new(Known::default()), Duration::from_millis(50));
-        lock(&known.state).opening = Some(std::process::id());
+        lock(&known.state).is_opening = true;
         let error = known.mount(Path::new("/mnt/3fs/model"), wanted(), limit).unwrap_err();
         assert!(matches!(error, Error::Timeout { .. }), "{error}");
         assert!(error.to_string().contains("/mnt/3fs/model"), "{error}");
@@ -194,8 +218,19 @@ mod tests {
             let error = known.clone().mount(path, wanted(), OPEN_LIMIT).unwrap_err();
             assert!(matches!(error, Error::NotOn3fs { .. }), "{error}");
         }
-        // What a parent had begun when it forked is not waited for.
-        lock(&known.state).opening = Some(0);
-        assert!(matches!(known.mount(path, wanted(), OPEN_LIMIT), Err(Error::NotOn3fs { .. })));
+    }
+
+    /// Threads of the parent may have had any of the locks, and may have been opening a mount.
+    #[test]
+    fn a_child_of_fork_waits_for_no_lock_of_its_parent() {
+        let device = wanted().device;
+        let parent = of_process();
+        let mut known = lock(&parent.known);
+        let of_device = known.entry(device).or_default().clone();
+        let _state = lock(&of_device.state);
+        in_child(|| {
+            let error = open(Path::new("/proc/self/status"), wanted()).unwrap_err();
+            assert!(matches!(error, Error::NotOn3fs { .. }), "{error}");
+        });
     }
 }
