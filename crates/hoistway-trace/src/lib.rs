@@ -189,7 +189,7 @@ impl Timeline {
 fn open(path: &Path) -> io::Result<Box<dyn io::Write + Send>> {
     // A pipe cannot be read.
     if path.metadata().is_ok_and(|found| !found.is_file()) {
-        return Ok(Box::new(File::options().write(true).open(path)?));
+        return Ok(Box::new(open_special(path)?));
     }
     let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
     let file = LockedFile::new(file)?;
@@ -202,6 +202,30 @@ fn open(path: &Path) -> io::Result<Box<dyn io::Write + Send>> {
     file.file.set_len(0)?;
     (&file.file).rewind()?;
     Ok(Box::new(file))
+}
+
+/// Opens what is no regular file, such as a pipe. One that no program reads is not waited for, which nothing would end.
+fn open_special(path: &Path) -> io::Result<File> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::{
+            fs::{Mode, OFlags, fcntl_setfl, open},
+            io::{Errno, retry_on_intr},
+        };
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        let file = retry_on_intr(|| open(path, flags, Mode::empty())).map_err(|error| match error {
+            Errno::NXIO => {
+                let why = "no program reads what is written to it; start that first";
+                io::Error::new(io::ErrorKind::BrokenPipe, why)
+            }
+            error => error.into(),
+        })?;
+        // Writes wait as usual.
+        fcntl_setfl(&file, OFlags::empty())?;
+        Ok(file.into())
+    }
+    #[cfg(not(target_os = "linux"))]
+    File::options().write(true).open(path)
 }
 
 /// A file that no other recording has, on file systems that have locks.

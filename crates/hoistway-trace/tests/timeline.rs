@@ -158,6 +158,27 @@ fn a_file_that_another_recording_writes_is_left_alone() {
     });
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_pipe_is_written_to_if_a_program_reads_it() {
+    use std::io::Read;
+    with_timeline(|timeline, directory| {
+        let path = directory.join("pipe");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert_eq!(timeline.record(&path).unwrap_err().kind(), ErrorKind::BrokenPipe);
+        // Both ends, so that nothing waits.
+        let mut reader = fs::File::options().read(true).write(true).open(&path).unwrap();
+        let recording = timeline.record(&path).unwrap();
+        info_span!(target: "hoistway", "step").in_scope(|| ());
+        recording.finish().unwrap();
+        let mut text = vec![0; 64 << 10];
+        let len = reader.read(&mut text).unwrap();
+        let events: Vec<Value> = serde_json::from_slice(&text[..len]).unwrap();
+        assert_eq!(named(&events, "step").len(), 1);
+    });
+}
+
 #[test]
 fn what_others_do_is_not_recorded() {
     with_timeline(|timeline, directory| {
