@@ -13,6 +13,7 @@ use crate::{
         index::{Index, MAX_INDEX_BYTES},
         shard_name::{ShardName, incomplete_set},
     },
+    memory,
     sys::{folders::FolderLock, permissions::Permissions},
 };
 use hoistway_io::file::{read_exact_at, write_all_at};
@@ -438,7 +439,8 @@ fn read_index(path: &Path) -> Result<Option<BTreeSet<String>>> {
         Err(error) => return Err(error.into()),
     };
     // One byte more than an index may have shows that it is none.
-    let mut text = vec![0; open_file.identity.len().min(MAX_INDEX_BYTES + 1) as usize];
+    let len = open_file.identity.len().min(MAX_INDEX_BYTES + 1);
+    let mut text = memory::zeroed(len, "memory for an index")?;
     let read = open_file.file().and_then(|file| read_exact_at(&file, &mut text, 0));
     read.map_err(|source| io_error("read", path, source))?;
     let index = Index::parse(&text);
