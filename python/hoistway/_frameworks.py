@@ -200,8 +200,8 @@ def _numpy() -> Converter:
                 into[tensor.name] = array.view(dtype).reshape(tensor.shape)
             except ValueError as error:
                 raise UnsupportedDtypeError(
-                    f"numpy cannot hold tensor {tensor.name!r} of {len(tensor.shape)} dimensions: {error}; load it with "
-                    "framework='raw'",
+                    f"numpy cannot hold tensor {tensor.name!r} of {len(tensor.shape)} dimensions: {error}; load it "
+                    "with framework='raw'",
                     tensor=tensor.name,
                 ) from error
 
