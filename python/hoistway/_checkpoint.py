@@ -414,8 +414,9 @@ class Checkpoint(Generic[T]):
                 flight are being loaded, or loaded and not yet delivered, or the one delivered last. A caller that drops
                 each tensor before the next one stays within this limit, except for the huge pages at the ends of
                 tensors, and on a device: two pieces of memory, of at most half the limit, are kept for the next
-                tensors. A tensor larger than the limit is loaded alone. A pool, or the reserve of huge pages, must still have room for all
-                tensors. Targets of ``copy_into`` and mapped tensors do not count. Default: no limit.
+                tensors. A tensor larger than the limit is loaded alone. A pool, or the reserve of huge pages, must
+                still have room for all tensors. Targets of ``copy_into`` and mapped tensors do not count. Default: no
+                limit.
             copy_into: The caller's memory to read tensors into. Either a mapping from names of tensors to targets, or
                 a function that is called with name, type and shape of each tensor and returns a target or ``None``.
                 A target is a tensor of torch, an array of numpy, a writable buffer, or an object with a CUDA array
