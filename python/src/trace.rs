@@ -1,7 +1,7 @@
 //! Timelines of what the engine does, for `hoistway.trace`.
 
-use crate::error::IntoPython as _;
-use hoistway::Error;
+use crate::{cancellable, error::IntoPython as _};
+use hoistway::{Cancel, Error};
 use hoistway_trace::Timeline;
 use pyo3::prelude::*;
 use std::{
@@ -28,8 +28,16 @@ impl Recording {
     /// Begins to record to a file.
     #[new]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let recording = py.detach(|| TIMELINE.record(&path)).map_err(|source| failed(&path, source));
-        Ok(Self { recording: Mutex::new(Some(recording.into_python(py)?)), path })
+        let cancel = Cancel::default();
+        let record = || {
+            let recording = TIMELINE.record_while(&path, &|| !cancel.is_cancelled());
+            recording.map_err(|source| match cancel.is_cancelled() {
+                true => Error::Cancelled,
+                false => failed(&path, source),
+            })
+        };
+        let recording = cancellable(py, &cancel, record)?;
+        Ok(Self { recording: Mutex::new(Some(recording)), path })
     }
 
     /// Ends the recording, and completes the file.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 
 import hoistway
@@ -122,3 +123,25 @@ def test_copies_to_a_device_have_rows_of_the_device(model, tmp_path, stand_in):
     rows = {event["tid"]: event["args"]["name"] for event in named(path, "thread_name")}
     assert {rows[copy["tid"]] for copy in copied} == {"cuda:0: copy"}
     assert named(path, "wait for copies")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="named pipes")
+def test_the_wait_for_a_program_that_reads_a_pipe_sees_signals(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def record():
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with hoistway.trace(path):
+            pass
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            record()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

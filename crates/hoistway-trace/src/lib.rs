@@ -21,7 +21,8 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Only what hoistway's crates do is recorded: others may have secrets in their spans. While nothing is recorded, the layer wants no span, and `tracing` makes none.
+//! Only what hoistway's crates do is recorded: others may have secrets in their spans. While nothing is recorded, the layer wants no
+//! span, and `tracing` makes none.
 #![forbid(unsafe_code)]
 
 mod fields;
@@ -33,7 +34,7 @@ use std::{
     cell::RefCell,
     collections::HashMap,
     fmt,
-    fs::{File, TryLockError},
+    fs::File,
     io::{self, Read as _, Seek as _},
     path::Path,
     process,
@@ -126,14 +127,22 @@ impl Timeline {
     }
 
     /// Records to a file until the result is [finished](Recording::finish), or the file has 1 GiB. An earlier timeline there is
-    /// replaced.
+    /// replaced. A named pipe that no program reads is waited for, five seconds at most.
     ///
     /// # Errors
-    /// [`io::ErrorKind::ResourceBusy`] if something is recorded already, or another process records to the file; [`io::ErrorKind::AlreadyExists`] if the file is there
-    /// and no timeline, and not empty; [`io::ErrorKind::NotConnected`] if no subscriber has the [layer](Self::layer); those of
-    /// making the file.
+    /// [`io::ErrorKind::ResourceBusy`] if something is recorded already, or another process records to the file;
+    /// [`io::ErrorKind::AlreadyExists`] if the file is there and no timeline, and not empty; [`io::ErrorKind::NotConnected`] if no
+    /// subscriber has the [layer](Self::layer); [`io::ErrorKind::BrokenPipe`] if no program reads the pipe; those of making the file.
     pub fn record(&self, path: &Path) -> io::Result<Recording> {
-        self.record_to(|| open(path))
+        self.record_while(path, &|| true)
+    }
+
+    /// Does what [`record`](Self::record) does, and waits for a pipe only as long as `go_on` is true.
+    ///
+    /// # Errors
+    /// As [`record`](Self::record).
+    pub fn record_while(&self, path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<Recording> {
+        self.record_to(|| open(path, go_on))
     }
 
     fn record_to(
@@ -186,13 +195,12 @@ impl Timeline {
 }
 
 /// Opens a file to be written, and empties it if it is a timeline.
-fn open(path: &Path) -> io::Result<Box<dyn io::Write + Send>> {
+fn open(path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<Box<dyn io::Write + Send>> {
     // A pipe cannot be read.
     if path.metadata().is_ok_and(|found| !found.is_file()) {
-        return Ok(Box::new(open_special(path)?));
+        return Ok(Box::new(open_special(path, go_on)?));
     }
-    let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
-    let file = LockedFile::new(file)?;
+    let file = LockedFile::open(path)?;
     let mut begins_with = Vec::new();
     (&file.file).take(BEGINS_WITH.len() as u64).read_to_end(&mut begins_with)?;
     if !begins_with.is_empty() && begins_with != BEGINS_WITH.as_bytes() {
@@ -204,44 +212,85 @@ fn open(path: &Path) -> io::Result<Box<dyn io::Write + Send>> {
     Ok(Box::new(file))
 }
 
-/// Opens what is no regular file, such as a pipe. One that no program reads is not waited for, which nothing would end.
-fn open_special(path: &Path) -> io::Result<File> {
-    #[cfg(target_os = "linux")]
-    {
-        use rustix::{
-            fs::{Mode, OFlags, fcntl_setfl, open},
-            io::{Errno, retry_on_intr},
-        };
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-        let file = retry_on_intr(|| open(path, flags, Mode::empty())).map_err(|error| match error {
-            Errno::NXIO => {
-                let why = "no program reads what is written to it; start that first";
-                io::Error::new(io::ErrorKind::BrokenPipe, why)
+/// Opens what is no regular file, such as a pipe. One that no program reads is asked for again, as the program may be starting: to
+/// wait in the system would never end, and would not ask `go_on`.
+#[cfg(target_os = "linux")]
+fn open_special(path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<File> {
+    use rustix::{
+        fs::{Mode, OFlags, fcntl_setfl, open},
+        io::{Errno, retry_on_intr},
+    };
+    use std::{os::unix::fs::FileTypeExt as _, thread, time::Duration};
+    /// A program that reads is given so long to start.
+    const READER_LIMIT: Duration = Duration::from_secs(5);
+    const READER_TICK: Duration = Duration::from_millis(20);
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let end = Instant::now() + READER_LIMIT;
+    let file = loop {
+        match retry_on_intr(|| open(path, flags, Mode::empty())) {
+            // Sockets say so too.
+            Err(Errno::NXIO) if path.metadata().is_ok_and(|found| found.file_type().is_fifo()) => {
+                if !go_on() || Instant::now() >= end {
+                    let why = "it is a pipe, and no program reads what is written to it";
+                    return Err(io::Error::new(io::ErrorKind::BrokenPipe, why));
+                }
+                thread::sleep(READER_TICK);
             }
-            error => error.into(),
-        })?;
-        // Writes wait as usual.
-        fcntl_setfl(&file, OFlags::empty())?;
-        Ok(file.into())
-    }
-    #[cfg(not(target_os = "linux"))]
+            opened => break opened?,
+        }
+    };
+    // Writes wait as usual.
+    fcntl_setfl(&file, OFlags::empty())?;
+    Ok(file.into())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_special(path: &Path, _: &dyn Fn() -> bool) -> io::Result<File> {
     File::options().write(true).open(path)
 }
 
-/// A file that no other recording has, on file systems that have locks.
+/// A file that no other recording has, on file systems that have locks. It can be read meanwhile.
 struct LockedFile {
     file: File,
+    #[cfg(not(windows))]
     process: u32,
 }
 
 impl LockedFile {
-    fn new(file: File) -> io::Result<Self> {
-        if let Err(TryLockError::WouldBlock) = file.try_lock() {
-            let why = "another recording writes to it; choose another name, such as one with the rank of the process";
-            return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
+    #[cfg(not(windows))]
+    fn open(path: &Path) -> io::Result<Self> {
+        use std::fs::TryLockError;
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+        loop {
+            match file.try_lock() {
+                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => (),
+                Err(TryLockError::WouldBlock) => return Err(in_use()),
+                // Some file systems have none.
+                Ok(()) | Err(TryLockError::Error(_)) => break,
+            }
         }
         Ok(Self { file, process: process::id() })
     }
+
+    /// A lock would keep programs from reading it.
+    #[cfg(windows)]
+    fn open(path: &Path) -> io::Result<Self> {
+        use std::os::windows::fs::OpenOptionsExt as _;
+        const FILE_SHARE_READ: u32 = 1;
+        const ERROR_SHARING_VIOLATION: i32 = 32;
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false).share_mode(FILE_SHARE_READ);
+        match options.open(path) {
+            Err(error) if error.raw_os_error() == Some(ERROR_SHARING_VIOLATION) => Err(in_use()),
+            file => Ok(Self { file: file? }),
+        }
+    }
+}
+
+fn in_use() -> io::Error {
+    let why = "another recording writes to it, or a child of a killed one has it open; choose another name, such as one with the \
+               rank of the process";
+    io::Error::new(io::ErrorKind::ResourceBusy, why)
 }
 
 impl io::Write for LockedFile {
@@ -254,6 +303,7 @@ impl io::Write for LockedFile {
     }
 }
 
+#[cfg(not(windows))]
 impl Drop for LockedFile {
     fn drop(&mut self) {
         // A child of `fork` has the same lock: closing the file does not end it, and the child must not end its parent's.

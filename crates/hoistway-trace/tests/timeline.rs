@@ -3,7 +3,7 @@
 
 use hoistway_trace::Timeline;
 use serde_json::Value;
-use std::{fs, io::ErrorKind, path::Path, thread};
+use std::{cell::OnceCell, fs, io::ErrorKind, path::Path, thread};
 use tracing::{info, info_span, trace_span};
 use tracing_subscriber::layer::SubscriberExt as _;
 
@@ -166,10 +166,16 @@ fn a_pipe_is_written_to_if_a_program_reads_it() {
         let path = directory.join("pipe");
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
-        assert_eq!(timeline.record(&path).unwrap_err().kind(), ErrorKind::BrokenPipe);
-        // Both ends, so that nothing waits.
-        let mut reader = fs::File::options().read(true).write(true).open(&path).unwrap();
-        let recording = timeline.record(&path).unwrap();
+        let ended = timeline.record_while(&path, &|| false).unwrap_err();
+        assert_eq!(ended.kind(), ErrorKind::BrokenPipe);
+        // The program starts while it is waited for. It has both ends, so that nothing waits.
+        let reader = OnceCell::new();
+        let start = || {
+            reader.get_or_init(|| fs::File::options().read(true).write(true).open(&path).unwrap());
+            true
+        };
+        let recording = timeline.record_while(&path, &start).unwrap();
+        let mut reader = reader.get().unwrap();
         info_span!(target: "hoistway", "step").in_scope(|| ());
         recording.finish().unwrap();
         let mut text = vec![0; 64 << 10];
