@@ -76,6 +76,10 @@ impl Descriptor {
         Self { kept: Some(Kept { file: Arc::new(file), is_counted: false }), opened: Mutex::default() }
     }
 
+    pub(super) fn is_kept(&self) -> bool {
+        self.kept.is_some()
+    }
+
     /// The file, which `open` opens if it is closed.
     pub(super) fn held(&self, open: impl FnOnce() -> io::Result<File>) -> io::Result<Held<'_>> {
         if let Some(kept) = &self.kept {
@@ -119,10 +123,15 @@ fn most_kept(wanted: u64) -> u64 {
         0 => look(),
         most => most,
     };
-    if most < wanted && !IS_RAISED.load(Ordering::Relaxed) {
-        machine::raise_open_files();
-        most = look();
-        IS_RAISED.store(true, Ordering::Relaxed);
+    if most < wanted {
+        if IS_RAISED.load(Ordering::Acquire) {
+            // Another thread may have raised it since.
+            most = MOST.load(Ordering::Relaxed);
+        } else {
+            machine::raise_open_files();
+            most = look();
+            IS_RAISED.store(true, Ordering::Release);
+        }
     }
     most
 }
@@ -133,8 +142,12 @@ pub fn most_reads(wanted: usize) -> usize {
     usize::try_from(most_kept(wanted as u64)).unwrap_or(usize::MAX)
 }
 
-/// Opens a file. If the process has as many open as it may, it is let have more if that is possible; else the error says what helps.
-pub(super) fn with_descriptor<T>(open: impl Fn() -> io::Result<T>) -> io::Result<T> {
+/// Opens a file or a folder. If the process has as many open as it may, it is let have more if that is possible; else the error says
+/// what helps.
+///
+/// # Errors
+/// Those of `open`.
+pub fn with_descriptor<T>(open: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let again = |error: io::Error| {
         if !machine::is_out_of_descriptors(&error) {
             return Err(error);

@@ -126,6 +126,12 @@ impl LocalFile {
         range.end() <= hole
     }
 
+    /// Returns whether reads find the file open, as far as it was opened.
+    pub fn stays_open(&self) -> bool {
+        let direct = self.direct.get().and_then(|direct| direct.as_ref().ok());
+        self.open.is_kept() && direct.is_none_or(Descriptor::is_kept)
+    }
+
     /// Returns the file for reads through the page cache.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ mod residency;
 mod write;
 
 pub use access::Access;
-pub use descriptor::{Held, most_reads};
+pub use descriptor::{Held, most_reads, with_descriptor};
 pub use direct::{
     DirectAlignment, DirectFile, FileUse, is_refusal_of_direct, is_remote, open_direct, ring_refusal,
 };

@@ -83,6 +83,10 @@ impl OpenFile {
         self.has_writer
     }
 
+    pub(super) fn is_kept(&self) -> bool {
+        self.file.is_kept()
+    }
+
     /// The file itself, for reads through the page cache. Where a process has very many, it is opened again.
     ///
     /// # Errors

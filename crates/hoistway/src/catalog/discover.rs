@@ -8,6 +8,7 @@ use super::{
     open, shard_name,
 };
 use crate::{Error, Result, counted, memory, source::registry};
+use hoistway_io::file::with_descriptor;
 use std::{
     collections::HashSet,
     fs,
@@ -91,7 +92,7 @@ fn is_like_hub_id(path: &Path) -> bool {
 /// What a directory holds.
 fn list(directory: &Path) -> Result<Vec<PathBuf>> {
     let list_error = |source| io_error("list", directory, source);
-    let entries = fs::read_dir(directory).map_err(list_error)?;
+    let entries = with_descriptor(|| fs::read_dir(directory)).map_err(list_error)?;
     entries.map(|entry| Ok(entry.map_err(list_error)?.path())).collect()
 }
 

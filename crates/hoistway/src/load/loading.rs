@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    LoadOptions, Tensor,
+    LoadOptions, NumaPlacement, Tensor,
     flow::{Flow, Order},
     job::{FIRST_EXTENTS, Job, LoadEvent, Running},
     memory_plan::{MemoryPlan, least_bytes},
@@ -231,9 +231,12 @@ impl ThreadedLoad {
         })?;
         reporting::add_preparation(&mut report, &job);
         report.notes.extend(too_long);
-        report.notes.extend(far_note.filter(|_| !is_inline));
+        // A load that the caller's thread makes runs where that does, which is worth a note only if another place was asked for.
+        report.notes.extend(far_note.filter(|_| !is_inline || options.numa == NumaPlacement::NearStorage));
         report.notes.extend(memory.off_node.get().cloned());
-        report.notes.extend(few_files_note(reads_asked_for(options)).filter(|_| !is_inline));
+        if threads.opens_files {
+            report.notes.extend(few_files_note(reads_asked_for(options)));
+        }
         report.time.open_seconds = open_time.as_secs_f64();
         report.time.prepare_seconds = started.elapsed().as_secs_f64();
         let mut loading = Box::new(Self {

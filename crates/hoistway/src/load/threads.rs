@@ -32,8 +32,16 @@ const FEW_COPIERS: usize = 8;
 
 impl ThreadPlan {
     /// For what the caller's thread does by itself.
-    pub(super) const ALONE: Self =
-        Self { copiers: (1, 1), copiers_beside: 1, touchers: 0, rings: 1, depth: (1, 1), pool: 1, direct: 1 };
+    pub(super) const ALONE: Self = Self {
+        copiers: (1, 1),
+        copiers_beside: 1,
+        touchers: 0,
+        rings: 1,
+        depth: (1, 1),
+        pool: 1,
+        direct: 1,
+        opens_files: false,
+    };
 
     /// For a load of `plan` on so many cores.
     pub(super) fn new(plan: &Plan, sources: &[Arc<dyn Source>], options: &LoadOptions, cores: usize) -> Self {
@@ -46,15 +54,22 @@ impl ThreadPlan {
         let remote = used.iter().any(|source| source.latency() == Latency::Remote);
         let by_default = if remote { REMOTE_IN_FLIGHT_BYTES } else { LOCAL_IN_FLIGHT_BYTES };
         let in_flight = options.in_flight_bytes.unwrap_or(by_default);
-        let most_reads = file::most_reads(options.threads.unwrap_or(0).max(MAX_DEPTH as usize));
-        let most_depth = MAX_DEPTH.min(most_reads as u64);
-        let depth = (in_flight / options.chunk_bytes.max(1)).clamp(1, most_depth);
+        let depth = (in_flight / options.chunk_bytes.max(1)).clamp(1, MAX_DEPTH);
         // A number that the caller gave does not grow.
-        let max_depth = if options.in_flight_bytes.is_some() { depth } else { depth * IN_FLIGHT_GROWTH };
+        let growth = if options.in_flight_bytes.is_some() { 1 } else { IN_FLIGHT_GROWTH };
+        let max_depth = (depth * growth).min(MAX_DEPTH) as usize;
         // Found out side by side: on a file system of a network, each takes its time.
         let is_refused = |source: &&Arc<dyn Source>| source.direct_refusal().is_some();
         let buffered = options.direct == DirectIo::Never
             || parallel::map(&used, PARALLEL_PROBES, is_refused).contains(&true);
+        // After that, which may have opened them for direct reads.
+        let opens_local = used.iter().filter_map(|source| source.as_local()).any(|local| !local.stays_open());
+        let opens_files = opens_local || used.iter().any(|source| source.as_local().is_none());
+        let most_reads = match opens_files {
+            true => file::most_reads(options.threads.unwrap_or(0).max(max_depth)),
+            false => usize::MAX,
+        };
+        let (depth, max_depth) = ((depth as usize).min(most_reads), max_depth.min(most_reads));
         let copiers = cores.min(FEW_COPIERS).max(if cores > 1 { 2 } else { 1 });
         let is_copied_on = !options.device.is_host() && !options.route.is_unified();
         let most = options.threads.unwrap_or(if is_copied_on { cores.max(copiers) } else { copiers });
@@ -64,14 +79,14 @@ impl ThreadPlan {
         let pool = match (buffered && !remote, options.device) {
             (true, DeviceId::Cpu) => cores.clamp(2, 4),
             (true, _) => copiers,
-            (false, _) => depth as usize,
+            (false, _) => depth,
         };
         let many_queues = used
             .iter()
             .filter_map(|source| source.as_local())
             .any(|local| block_device::queues(local.device()) > 1);
         let rings = options.rings.unwrap_or(if cores >= 8 && many_queues { 2 } else { 1 });
-        let most_copiers = most_copiers(most);
+        let most_copiers = if opens_local { most_copiers(most) } else { most };
         // To pin takes one thread, and an H100 with 16 processors was fed fastest by 8 more.
         let beside = options.threads.unwrap_or(cores / 2).max(1);
         Self {
@@ -79,10 +94,10 @@ impl ThreadPlan {
             copiers_beside: beside.min(most).min(most_copiers),
             touchers: if options.pool.is_some() { 0 } else { copiers.min(2) },
             rings,
-            depth: ((depth as usize).div_ceil(rings), (max_depth.min(most_depth) as usize).div_ceil(rings)),
+            depth: (depth.div_ceil(rings), max_depth.div_ceil(rings)),
             pool: options.threads.unwrap_or(pool).min(most_reads),
-            // Each opens its file twice for a moment: for itself, and for the device's library.
-            direct: (depth as usize).min(MAX_DIRECT).min(most_reads.div_ceil(2)),
+            direct: depth.min(MAX_DIRECT),
+            opens_files,
         }
     }
 
@@ -152,8 +167,9 @@ pub(super) fn placement(
             let mut near = listed(id).map_or(unlisted, |node| Placement::on(&node));
             let drives: BTreeSet<_> = sources.iter().map(drive).collect();
             if drives.into_iter().any(|drive| node(drive) != Some(id)) {
-                let others =
-                    format!("not all files are on drives at NUMA node {id}, that of the first file's");
+                let others = format!(
+                    "not all files are known to be on drives at NUMA node {id}, that of the first file's"
+                );
                 near.note = Some(near.note.map_or(others.clone(), |note| format!("{note}; {others}")));
             }
             Ok(near)

@@ -375,6 +375,8 @@ pub(crate) struct ThreadPlan {
     pub(crate) pool: usize,
     /// Threads that make one read into a device at a time.
     pub(crate) direct: usize,
+    /// Whether reads open files or connections, so that these limit how many are in flight.
+    pub(crate) opens_files: bool,
 }
 
 /// A load's request to one route, and the memory for it.

@@ -10,7 +10,7 @@ use crate::{
     ByteRange, Error, Result,
     sys::{files, folders},
 };
-use hoistway_io::file::{FileIdentity, try_lock, unlock};
+use hoistway_io::file::{FileIdentity, try_lock, unlock, with_descriptor};
 use std::{
     collections::hash_map::RandomState,
     ffi::OsStr,
@@ -45,7 +45,7 @@ impl TempFile {
         for _ in 0..ATTEMPTS {
             let path = path_of(RandomState::new().build_hasher().finish());
             // Until it has its name, no other user may open it.
-            let file = match folders::create_private(&path) {
+            let file = match with_descriptor(|| folders::create_private(&path)) {
                 Ok(file) => file,
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 // The caller named the folder, and has never heard of the file.
@@ -74,7 +74,8 @@ impl TempFile {
         let mut name = self.path.file_stem().unwrap_or_default().to_owned();
         name.push(format!("-{number}{SUFFIX}"));
         let path = self.path.with_file_name(name);
-        folders::create_private(&path).map_err(|source| io_error("create", &path, source))?;
+        with_descriptor(|| folders::create_private(&path))
+            .map_err(|source| io_error("create", &path, source))?;
         Ok(Self { file: None, path, is_named: false })
     }
 
@@ -86,7 +87,7 @@ impl TempFile {
     /// The file, which is opened if it is closed.
     pub(super) fn opened(&mut self) -> Result<&File> {
         if self.file.is_none() {
-            let file = folders::open_private(&self.path);
+            let file = with_descriptor(|| folders::open_private(&self.path));
             self.file = Some(file.map_err(|source| io_error("open", &self.path, source))?);
         }
         self.file().map_err(|source| io_error("open", &self.path, source))

@@ -14,7 +14,7 @@ use crate::{
     source::Source,
 };
 use hoistway_device::DirectBuffer;
-use hoistway_io::file::is_transient;
+use hoistway_io::file::{is_transient, most_reads};
 use std::{
     collections::HashMap,
     io,
@@ -136,7 +136,9 @@ impl Member for Gds {
     }
 
     fn share(&self, demand: &Demand<'_>) -> Share {
+        // Each opens its file twice for a moment: for itself, and for the device's library.
         let threads = demand.threads.direct;
+        let threads = threads.min(most_reads(2 * threads).div_ceil(2));
         let (slot_bytes, beside) = demand.slot_bytes;
         let affordable = usize::try_from(LANDING_BYTES / (slot_bytes + beside).max(1)).unwrap_or(usize::MAX);
         let slots = (2 * threads).min(affordable.max(1)).min(demand.reads);
