@@ -196,6 +196,9 @@ fn try_file_system(device: &Arc<Device>, source: &Arc<dyn Source>) -> Result<(),
             // It may be this file or this moment: the load finds out.
             Err(_) => (Ok(()), false),
         };
+        // To unpin waits for work of the device, and the load does not wait for that. Before the verdict is told: what waits for the end of
+        // all that is let go of finds it.
+        hoistway_device::drop_aside(tried.ok());
         let mut known = known();
         // In place of what a load has kept that did not wait so long. The next load tries again, if it may be the moment.
         match is_lasting {
@@ -203,10 +206,6 @@ fn try_file_system(device: &Arc<Device>, source: &Arc<dyn Source>) -> Result<(),
             false => drop(known.get_or_insert_default().remove(&key)),
         }
         drop(tells.send(verdict));
-        drop(known);
-        let view = tried.ok();
-        // To unpin waits for work of the device, and the load does not wait for that.
-        hoistway_device::drop_aside(view);
     };
     // A trial that hangs keeps its thread.
     thread_named("hoistway-trial")
