@@ -18,7 +18,7 @@ use std::{
     mem::ManuallyDrop,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, TryLockError},
 };
 use uuid::Uuid;
 
@@ -67,8 +67,15 @@ impl Library {
     fn load(path: &Path) -> Result<Arc<Self>> {
         static LOADED: Mutex<Vec<Arc<Library>>> = Mutex::new(Vec::new());
         let unusable = |reason: String| Error::LibraryUnusable { library: path.to_owned(), reason };
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(library) = loaded.iter().find(|library| library.path == path) {
+        // A thread that finds another at it loads the library for itself, which the linker then has already: no child of `fork` waits
+        // for a thread of its parent.
+        let mut loaded = match LOADED.try_lock() {
+            Ok(loaded) => Some(loaded),
+            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let known = loaded.as_ref().and_then(|loaded| loaded.iter().find(|library| library.path == path));
+        if let Some(library) = known {
             return Ok(library.clone());
         }
         may_load().map_err(unusable)?;
@@ -81,7 +88,9 @@ impl Library {
         // SAFETY: it is the vendor's library by its name, and with `RTLD_NODELETE` it stays.
         let functions = unsafe { Functions::find(&handle) }.map_err(unusable)?;
         let library = Arc::new(Self { path: path.to_owned(), functions });
-        loaded.push(library.clone());
+        if let Some(loaded) = &mut loaded {
+            loaded.push(library.clone());
+        }
         Ok(library)
     }
 
