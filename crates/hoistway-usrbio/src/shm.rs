@@ -122,7 +122,7 @@ impl SharedMemory {
         match retry_on_intr(|| rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, len)) {
             Ok(()) => Ok(()),
             Err(Errno::NOSPC) => {
-                let free_bytes = rustix::fs::statvfs(DIRECTORY)
+                let free_bytes = retry_on_intr(|| rustix::fs::statvfs(DIRECTORY))
                     .ok()
                     .and_then(|room| room.f_bavail.checked_mul(room.f_frsize));
                 Err(Error::SharedMemoryFull { needed_bytes: len, free_bytes })
@@ -139,7 +139,7 @@ impl SharedMemory {
             .get_mut((node / BITS_A_WORD) as usize)
             .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         *word |= 1 << (node % BITS_A_WORD);
-        // SAFETY: `mask` outlives the call and has one bit more than the kernel is told; the range is this mapping.
+        // SAFETY: `mask` outlives the call, and the kernel reads one bit less than it is told; the range is this mapping.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -147,7 +147,7 @@ impl SharedMemory {
                 self.len,
                 libc::MPOL_PREFERRED,
                 mask.as_ptr(),
-                WORDS * BITS_A_WORD as usize,
+                WORDS * BITS_A_WORD as usize + 1,
                 0usize,
             )
         };

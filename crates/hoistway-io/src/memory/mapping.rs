@@ -23,10 +23,13 @@ pub enum PageKind {
 
 /// What a report says of memory for which the system refused a NUMA node.
 pub fn off_node(memory: &str, node: u32, why: &io::Error) -> String {
-    let is_forbidden = matches!(why.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported);
-    let fix = match is_forbidden && cfg!(target_os = "linux") {
-        true => "; allow mbind in the container's seccomp profile (docker run --cap-add SYS_NICE)",
-        false => "",
+    let fix = match why.kind() {
+        _ if !cfg!(target_os = "linux") => "",
+        io::ErrorKind::PermissionDenied => {
+            "; allow mbind in the container's seccomp profile (docker run --cap-add SYS_NICE)"
+        }
+        io::ErrorKind::Unsupported => "; the kernel has no NUMA, or a seccomp profile refuses mbind",
+        _ => "",
     };
     format!("{memory} may be on any node: the system gave none on NUMA node {node}: {why}{fix}")
 }

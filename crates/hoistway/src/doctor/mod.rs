@@ -192,11 +192,8 @@ fn open_files() -> Check {
 }
 
 fn unknown_limit(name: &str, error: &io::Error) -> Check {
-    slower(
-        name,
-        format!("the system does not tell the limit: {error}"),
-        "allow prlimit64 in the container's seccomp profile",
-    )
+    let fix = if cfg!(windows) { "" } else { "allow prlimit64 in the container's seccomp profile" };
+    slower(name, format!("the system does not tell the limit: {error}"), fix)
 }
 
 fn cores() -> Check {

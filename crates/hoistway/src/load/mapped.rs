@@ -169,7 +169,8 @@ fn populate(
         };
         let name_at = |at| plan.tensor_at(extent, at).map(|id| catalog.tensor(id).name.to_string());
         let populated = match arena.populate_for_reading(extent.read) {
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            // Before Linux 5.14.
+            Err(error) if cfg!(target_os = "linux") && error.kind() == io::ErrorKind::InvalidInput => {
                 let file = source.local_for(options.route)?.buffered_file();
                 file.and_then(|file| file::read_in(&file, extent.read)).map(|()| false)
             }

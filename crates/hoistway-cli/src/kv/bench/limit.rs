@@ -46,7 +46,8 @@ impl Limit {
     pub(super) fn write(&self) -> Result<f64, Failure> {
         let start = Instant::now();
         self.each_piece(|buffer, offset| pwrite(&self.file, buffer, offset))?;
-        rustix::fs::fdatasync(&self.file).map_err(|error| failed(&self.path, error))?;
+        rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.file))
+            .map_err(|error| failed(&self.path, error))?;
         Ok(self.rate(start))
     }
 

@@ -27,7 +27,8 @@ pub fn free_huge_pages() -> u64 {
 /// # Errors
 /// The system's, as where a filter of system calls forbids to ask.
 pub fn locked_memory() -> io::Result<ProcessLimit> {
-    limit(libc::RLIMIT_MEMLOCK)
+    // SAFETY: the call writes to `limit`, which outlives it.
+    told(|limit| unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, limit) })
 }
 
 /// Files that this process may have open.
@@ -35,7 +36,8 @@ pub fn locked_memory() -> io::Result<ProcessLimit> {
 /// # Errors
 /// As [`locked_memory`].
 pub fn open_files() -> io::Result<ProcessLimit> {
-    limit(libc::RLIMIT_NOFILE)
+    // SAFETY: as above.
+    told(|limit| unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, limit) })
 }
 
 /// Lets this process have as many files open as it may.
@@ -57,11 +59,11 @@ pub fn is_out_of_descriptors(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
-/// Not by `rustix`, which takes it that the call cannot fail.
-fn limit(of: libc::__rlimit_resource_t) -> io::Result<ProcessLimit> {
+/// The limit that a call tells. Not by `rustix`, which takes it that the call cannot fail; the type of the limit's name differs between C
+/// libraries.
+fn told(by: impl FnOnce(&mut libc::rlimit) -> libc::c_int) -> io::Result<ProcessLimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the call writes to `limit`, which outlives it.
-    if unsafe { libc::getrlimit(of, &raw mut limit) } != 0 {
+    if by(&mut limit) != 0 {
         return Err(io::Error::last_os_error());
     }
     let finite = |value| (value != libc::RLIM_INFINITY).then_some(value);
