@@ -195,6 +195,12 @@ fn files_are_opened_where_no_limit_is_told() {
     }
 }
 
+/// Those that this process has made by calls, not by faults.
+fn bytes_of_reads() -> u64 {
+    let counts = fs::read_to_string("/proc/self/io").unwrap();
+    counts.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+}
+
 /// As Linux before 5.14 answers.
 #[test]
 fn mapped_files_are_read_in_where_the_system_does_not_fault_ahead() {
@@ -206,7 +212,9 @@ fn mapped_files_are_read_in_where_the_system_does_not_fault_ahead() {
     let file = write_model(&path, &[tensor("a", Dtype::U8, &[3 << 20])], 0, 1);
     forbid(&[libc::SYS_madvise], libc::EINVAL);
     let options = LoadOptions::default().route(Route::Mapped).populate(true);
+    let before = bytes_of_reads();
     let loaded = hoistway::load(&[&path], &options).unwrap();
+    assert!(bytes_of_reads() - before >= 3 << 20);
     assert_is_file(&loaded, &file);
     let notes = &loaded.report().notes;
     assert!(notes.iter().any(|note| note.contains("Linux 5.14")), "{notes:?}");
