@@ -152,6 +152,8 @@ pub(super) struct Ledger<F> {
     /// Dense tensors that are resident, by when they were used last.
     dense: BTreeSet<(u64, usize)>,
     unused_bytes: u64,
+    /// Units being read whose reads were cancelled, or may be dropped by a deadline, although a request pins them.
+    in_doubt: BTreeSet<usize>,
     /// Whether a request that waited was admitted, or cannot be any more, since the last call of `take_wake`.
     wakes: bool,
     /// Whether `take_wake` has told that the policy has panicked.
@@ -180,6 +182,7 @@ impl<F: Clone> Ledger<F> {
             transient: BTreeSet::new(),
             dense: BTreeSet::new(),
             unused_bytes: 0,
+            in_doubt: BTreeSet::new(),
             wakes: false,
             has_told_panic: false,
             is_draining: false,
@@ -252,6 +255,11 @@ impl<F: Clone> Ledger<F> {
         std::mem::take(&mut self.wakes) || is_closed_now
     }
 
+    /// Whether something may have to be read as soon as the reads of a unit have ended.
+    pub(super) fn awaits_ends(&self) -> bool {
+        !self.queue.is_empty() || !self.in_doubt.is_empty()
+    }
+
     pub(super) fn status(&self, id: RequestId) -> Status<F> {
         let Some(request) = self.requests.get(&id) else { return Status::Queued };
         if let Some((unit, failure)) = &request.failed {
@@ -283,6 +291,7 @@ impl<F: Clone> Ledger<F> {
                     && !state.is_unused
                     && !std::mem::replace(is_cancelled, true)
                 {
+                    self.in_doubt.insert(unit);
                     commands.push(Command::Cancel { unit });
                 }
             }
@@ -366,6 +375,7 @@ impl<F: Clone> Ledger<F> {
             {
                 *is_wanted = false;
                 if !std::mem::replace(is_cancelled, true) {
+                    self.in_doubt.insert(unit);
                     commands.push(Command::Cancel { unit });
                 }
             }
@@ -377,6 +387,7 @@ impl<F: Clone> Ledger<F> {
         let Phase::Loading { is_demand, is_cancelled, is_wanted, begin_by } = self.units[unit].phase else {
             return;
         };
+        self.in_doubt.remove(&unit);
         let pins = self.units[unit].pins;
         match ended {
             Ended::Delivered | Ended::Copied => {
@@ -587,10 +598,13 @@ impl<F: Clone> Ledger<F> {
     /// A request that is admitted uses a unit, which a prefetch may be reading.
     fn use_unit(&mut self, unit: usize, commands: &mut Vec<Command>) {
         let state = &mut self.units[unit];
-        if let Phase::Loading { is_demand, is_cancelled, is_wanted, .. } = &mut state.phase {
+        if let Phase::Loading { is_demand, is_cancelled, is_wanted, begin_by } = &mut state.phase {
             *is_wanted = false;
-            if !*is_cancelled && !std::mem::replace(is_demand, true) {
+            if !std::mem::replace(is_demand, true) && !*is_cancelled {
                 commands.push(Command::Promote { unit });
+            }
+            if begin_by.is_some() {
+                self.in_doubt.insert(unit);
             }
         }
         if std::mem::take(&mut state.is_unused) {

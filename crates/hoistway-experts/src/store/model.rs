@@ -26,7 +26,7 @@ mod sync {
 
 use crate::policy::{ExpertId, Policy};
 use ledger::{Ended, Entry, Ledger, Limits};
-use monitor::{Io, Monitor, NotReady, Notice};
+use monitor::{Elsewhere, Io, Monitor, NotReady, Notice};
 use shuttle::{
     sync::{Condvar, Mutex},
     thread,
@@ -48,6 +48,8 @@ enum Fate {
     Delivers,
     /// Is not in a second level at first, and then delivers.
     IsGone,
+    /// Is dropped by its deadline at first, and then delivers.
+    IsLate,
     Fails,
 }
 
@@ -99,8 +101,10 @@ struct Disk {
     changed: Condvar,
     rooms: Mutex<Rooms>,
     fates: Vec<Fate>,
-    /// Units that were found gone.
+    /// Units that were found gone, or late.
     gone: Mutex<BTreeSet<usize>>,
+    /// How many ends were told.
+    told: Mutex<usize>,
 }
 
 #[derive(Default)]
@@ -120,6 +124,7 @@ impl Disk {
             rooms,
             fates: fates.to_vec(),
             gone: Mutex::default(),
+            told: Mutex::default(),
         })
     }
 
@@ -134,7 +139,8 @@ impl Disk {
             thread::yield_now();
             let end = match self.fates[unit] {
                 Fate::IsGone if self.gone.lock().unwrap().insert(unit) => ToyEnd::Gone,
-                Fate::Delivers | Fate::IsGone => {
+                Fate::IsLate if self.gone.lock().unwrap().insert(unit) => ToyEnd::Cancelled,
+                Fate::Delivers | Fate::IsGone | Fate::IsLate => {
                     let mut rooms = self.rooms.lock().unwrap();
                     assert!(rooms.reserved.contains(&unit), "{unit} is read into memory that was given back");
                     rooms.filled.insert(unit);
@@ -143,7 +149,11 @@ impl Disk {
                 Fate::Fails => ToyEnd::Failed,
             };
             *load.0.lock().unwrap() = Some(end);
-            notice.tell();
+            match end {
+                ToyEnd::Gone => notice.tell_gone(),
+                _ => notice.tell(),
+            }
+            *self.told.lock().unwrap() += 1;
         }
     }
 
@@ -184,6 +194,10 @@ impl Io for ToyIo {
         };
         drop(thread::spawn(prepare));
         Ok(())
+    }
+
+    fn elsewhere(&self) -> Elsewhere {
+        Box::new(|job| drop(thread::spawn(job)))
     }
 
     fn end_preparing(&self) {}
@@ -370,4 +384,37 @@ fn what_a_second_level_has_lost_is_read_or_given_up() {
         model.change(|ledger, commands| ledger.release(id, commands));
     };
     check(SOME_GONE, 8 * COST, vec![prefetches, gives_up, |model| lease(model, &[0, 1]).unwrap()]);
+}
+
+#[test]
+fn what_a_deadline_has_dropped_can_be_prefetched_at_once() {
+    const ONE_LATE: &[Fate] = &[Fate::IsLate, Fate::Delivers, Fate::Delivers, Fate::Delivers];
+    let prefetches: fn(&Model) = |model| {
+        let prefetch = || model.change(|ledger, commands| ledger.prefetch(&[0], None, commands));
+        prefetch();
+        while *model.io().0.told.lock().unwrap() == 0 {
+            thread::yield_now();
+        }
+        prefetch();
+        let counts =
+            |ledger: &mut Ledger<_>| (ledger.counts().prefetches, ledger.counts().dropped_prefetches);
+        assert_eq!(model.look(counts), (2, 1));
+    };
+    check(ONE_LATE, 8 * COST, vec![prefetches]);
+}
+
+#[test]
+fn a_request_that_waits_for_room_is_read_without_another_call() {
+    let requests: fn(&Model) = |model| {
+        let request = |unit| model.change(|ledger, commands| ledger.request(vec![unit], commands)).unwrap();
+        let first = request(0);
+        thread::yield_now();
+        let second = request(2);
+        model.change(|ledger, commands| ledger.release(first, commands));
+        while !model.io().0.rooms.lock().unwrap().filled.contains(&2) {
+            thread::yield_now();
+        }
+        model.change(|ledger, commands| ledger.release(second, commands));
+    };
+    check(ALL_WELL, COST - 1, vec![requests]);
 }

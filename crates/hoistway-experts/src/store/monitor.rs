@@ -1,9 +1,9 @@
 //! The store's lock, and how threads wait: carries out what the ledger says, and tells it which reads have ended.
 //!
-//! Reads end on threads of the reader. These take no lock but that of the [`Signal`], so that a caller may cancel and wait for
-//! reads while it has the store's. Whichever caller looks next settles what has ended. Threads that prepare units look
-//! themselves, so that their reads begin at once. Reads are submitted without the store's lock, since that may call the driver of a device and wait for it, and by the caller alone that starts them: a driver that
-//! does not answer keeps no other waiting.
+//! Reads end on threads of the reader. These never take the store's lock, so that a caller may cancel and wait for reads while it
+//! has that. Whichever caller looks next settles what has ended. Where more may have to be read then, a thread that prepares units
+//! looks at once, as each does that has prepared one. Reads are submitted without the store's lock, since that may call the driver
+//! of a device and wait for it, and by the caller alone that starts them: a driver that does not answer keeps no other waiting.
 #![forbid(unsafe_code)]
 
 use super::{
@@ -38,6 +38,9 @@ pub(super) trait Io: Send + Sync + 'static {
         then: impl FnOnce() + Send + 'static,
     ) -> Result<(), Self::Failure>;
 
+    /// What calls its argument on a thread that prepares units, and is none of the reader's.
+    fn elsewhere(&self) -> Elsewhere;
+
     /// Waits for threads that prepare units. Nothing is prepared any more.
     fn end_preparing(&self);
 
@@ -68,8 +71,10 @@ pub(super) trait Io: Send + Sync + 'static {
     fn release(&self, unit: usize, room: &Self::Room, keep_bytes: u64) -> bool;
 }
 
+/// Calls a function on another thread.
+pub(super) type Elsewhere = Box<dyn Fn(Box<dyn FnOnce() + Send>) + Send + Sync>;
+
 /// The notice that the reads of a unit have ended, or that it is prepared for them.
-#[derive(Debug)]
 pub(super) struct Notice {
     signal: Arc<Signal>,
     unit: usize,
@@ -78,19 +83,36 @@ pub(super) struct Notice {
 
 impl Notice {
     pub(super) fn tell(self) {
+        if self.note() {
+            (self.signal.look_elsewhere)();
+        }
+    }
+
+    /// Tells that what should bring the unit did not have it: it has to be read.
+    pub(super) fn tell_gone(self) {
+        self.note();
+        (self.signal.look_elsewhere)();
+    }
+
+    /// Returns whether some thread has to look now.
+    fn note(&self) -> bool {
         let mut state = lock(&self.signal.state);
         state.ended.push((self.unit, self.load));
         state.epoch += 1;
+        // One look settles all that has ended by then, and says anew whether ends are awaited.
+        let is_awaited = std::mem::take(&mut state.is_awaited);
         drop(state);
         self.signal.changed.notify_all();
+        is_awaited
     }
 }
 
 /// The signal that threads wait for.
-#[derive(Debug, Default)]
 struct Signal {
     state: Mutex<SignalState>,
     changed: Condvar,
+    /// Has a thread look that prepares units.
+    look_elsewhere: Box<dyn Fn() + Send + Sync>,
 }
 
 #[derive(Debug, Default)]
@@ -99,6 +121,8 @@ struct SignalState {
     epoch: u64,
     /// Units whose reads have ended, or that are prepared, and the number of the load.
     ended: Vec<(usize, u64)>,
+    /// Whether the next end has a thread look.
+    is_awaited: bool,
 }
 
 impl Signal {
@@ -111,8 +135,11 @@ impl Signal {
         self.changed.notify_all();
     }
 
-    fn take_ended(&self) -> Vec<(usize, u64)> {
-        std::mem::take(&mut lock(&self.state).ended)
+    /// Takes what has ended, and says whether further ends are awaited.
+    fn take_ended(&self, is_awaited: bool) -> Vec<(usize, u64)> {
+        let mut state = lock(&self.state);
+        state.is_awaited = is_awaited;
+        std::mem::take(&mut state.ended)
     }
 
     /// Waits until something has changed since `epoch`. Returns `false` at the deadline.
@@ -142,7 +169,16 @@ impl<I: Io> Monitor<I> {
         let rooms = std::iter::repeat_with(|| None).take(ledger.unit_count()).collect();
         let (loads, unsubmitted) = (HashMap::new(), Vec::new());
         let state = Mutex::new(StoreState { ledger, loads, rooms, unsubmitted, next_load: 0 });
-        Self(Arc::new_cyclic(|own| Core { state, signal: Arc::default(), io, own: own.clone() }))
+        Self(Arc::new_cyclic(|own: &Weak<Core<I>>| {
+            let (elsewhere, core) = (io.elsewhere(), own.clone());
+            let look_elsewhere = move || {
+                let core = core.clone();
+                elsewhere(Box::new(move || look(&core)));
+            };
+            let (look_elsewhere, own) = (Box::new(look_elsewhere), own.clone());
+            let (signal, changed) = (Mutex::default(), Condvar::new());
+            Core { state, signal: Arc::new(Signal { state: signal, changed, look_elsewhere }), io, own }
+        }))
     }
 }
 
@@ -252,13 +288,14 @@ impl<I: Io> Core<I> {
         })
     }
 
-    /// Changes the ledger, carries out what it says, settles what has ended, and looks at the outcome.
+    /// Settles what has ended, changes the ledger, carries out what it says, and looks at the outcome.
     fn change_and_look<T, U>(
         &self,
         change: impl FnOnce(&mut Ledger<I::Failure>, &mut Vec<Command>) -> T,
         look: impl FnOnce(T, &mut StoreState<I>) -> U,
     ) -> U {
         let mut state = lock(&self.state);
+        self.carry_out(&mut state, Vec::new(), false);
         let mut commands = Vec::new();
         let changed = change(&mut state.ledger, &mut commands);
         self.carry_out(&mut state, commands, false);
@@ -351,7 +388,11 @@ impl<I: Io> Core<I> {
             for (unit, failure) in failed {
                 state.ledger.ended(unit, Ended::Failed(failure), &mut commands);
             }
-            for (unit, number) in self.signal.take_ended() {
+            let ended = self.signal.take_ended(state.ledger.awaits_ends());
+            if ended.is_empty() && commands.is_empty() {
+                break;
+            }
+            for (unit, number) in ended {
                 has_changed = true;
                 if state.loads.get(&unit).is_none_or(|(current, _)| *current != number) {
                     continue;
@@ -370,9 +411,6 @@ impl<I: Io> Core<I> {
                     None => continue,
                 };
                 state.ledger.ended(unit, ended, &mut commands);
-            }
-            if commands.is_empty() {
-                break;
             }
         }
         if state.ledger.take_wake() || has_changed {
@@ -474,10 +512,8 @@ impl<I: Io> Core<I> {
                 let notice = Notice { signal: self.signal.clone(), unit, load: number };
                 let own = self.own.clone();
                 let then = move || {
-                    notice.tell();
-                    if let Some(core) = own.upgrade() {
-                        core.look(|_| ());
-                    }
+                    notice.note();
+                    look(&own);
                 };
                 self.io.prepare(unit, asked.is_demand, then)?;
                 Loading::Preparing(asked)
@@ -495,6 +531,13 @@ impl<I: Io> Core<I> {
             }
             None => {}
         }
+    }
+}
+
+/// Settles what has ended, if the store is still there.
+fn look<I: Io>(core: &Weak<Core<I>>) {
+    if let Some(core) = core.upgrade() {
+        core.look(|_| ());
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::{
     ledger::Ended,
-    monitor::{Io, Notice},
+    monitor::{Elsewhere, Io, Notice},
     prepare_threads::PrepareThreads,
 };
 use crate::{
@@ -33,7 +33,7 @@ pub(super) struct ReaderIo {
     catalog: Arc<ExpertCatalog>,
     memory: Arc<dyn UnitMemory>,
     /// Threads that prepare units, which use the memory and the store.
-    preparing: PrepareThreads,
+    preparing: Arc<PrepareThreads>,
 }
 
 /// What brings the bytes of one unit.
@@ -75,7 +75,7 @@ impl ReaderIo {
         catalog: Arc<ExpertCatalog>,
         memory: Arc<dyn UnitMemory>,
     ) -> Self {
-        Self { reader, files, catalog, memory, preparing: PrepareThreads::default() }
+        Self { reader, files, catalog, memory, preparing: Arc::default() }
     }
 
     pub(super) fn reader(&self) -> &Arc<Reader> {
@@ -105,9 +105,12 @@ impl ReaderIo {
         let (fetched, notice) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(Some(notice))));
         let (outcome, told) = (fetched.clone(), notice.clone());
         let is_fetched = level.fetch(unit, room, is_demand, begin_by, move |ended| {
+            let is_gone = matches!(ended, Fetched::Gone);
             *lock(&outcome) = Some(ended);
-            if let Some(notice) = lock(&told).take() {
-                notice.tell();
+            match lock(&told).take() {
+                Some(notice) if is_gone => notice.tell_gone(),
+                Some(notice) => notice.tell(),
+                None => {}
             }
         });
         if is_fetched { Ok(Load { unit, way: Way::Fetch(fetched) }) } else { Err(lock(&notice).take()) }
@@ -200,6 +203,12 @@ impl Io for ReaderIo {
             let error = hoistway::Error::Allocation { bytes, kind, source };
             Failure::Memory(Arc::new(error.into()))
         })
+    }
+
+    fn elsewhere(&self) -> Elsewhere {
+        let preparing = self.preparing.clone();
+        // Without a thread, the next caller does it.
+        Box::new(move |job| _ = preparing.start(usize::MAX, true, job))
     }
 
     fn end_preparing(&self) {

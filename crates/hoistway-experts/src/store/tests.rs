@@ -372,8 +372,12 @@ fn a_prefetch_of_what_was_cancelled_has_it_read_again_as_late_as_it_allows() {
     prefetch(&mut play, None);
     play.request([3].into());
     play.release(0);
+    assert!(play.ledger.awaits_ends());
     assert_eq!(end(&mut play), [Command::Release { unit: 3 }]);
     assert_eq!(play.ledger.used(), 0);
+    assert!(!play.ledger.awaits_ends());
+    let counts = play.ledger.counts();
+    assert_eq!((counts.prefetches, counts.dropped_prefetches, counts.useful_prefetches), (5, 4, 1));
 }
 
 #[test]

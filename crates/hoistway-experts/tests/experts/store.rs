@@ -271,6 +271,38 @@ fn prefetches_end_at_their_deadline_and_when_their_layer_is_over() {
 }
 
 #[test]
+fn what_was_dropped_while_it_was_read_is_read_again_without_another_call() {
+    let model = Model::new();
+    for is_request in [false, true] {
+        let (begun, gate) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (begins, opened) = (begun.clone(), gate.clone());
+        let (options, script) = scripted(budget_of(16), move |_, _| {
+            begins.store(true, Ordering::Relaxed);
+            until("the gate", || opened.load(Ordering::Relaxed));
+            None
+        });
+        let reader = options.reader.clone().in_flight(1);
+        let store = model.store(&options.reader(reader));
+        store.prefetch(0, &[3], None).unwrap();
+        until("the first part", || begun.load(Ordering::Relaxed));
+        // It ends after the call: one part is under way.
+        store.cancel_before(1);
+        let ticket = if is_request {
+            Some(store.ensure_async(0, &[3]).unwrap())
+        } else {
+            store.prefetch(0, &[3], None).unwrap();
+            None
+        };
+        gate.store(true, Ordering::Relaxed);
+        let parts = model.catalog.expert(id(0, 3)).unwrap().parts().len() as u64;
+        until("the parts to be read again", || script.reads() > parts);
+        if let Some(ticket) = ticket {
+            model.assert_holds(&ticket.wait().unwrap());
+        }
+    }
+}
+
+#[test]
 fn a_request_outlives_the_deadline_of_the_prefetch_that_it_waits_for() {
     let model = Model::new();
     let (released, gate) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
