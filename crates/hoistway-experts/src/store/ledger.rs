@@ -61,6 +61,13 @@ struct Demand {
     dense_bytes: u64,
 }
 
+/// Experts that a prefetch may evict.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spare {
+    bytes: u64,
+    experts: usize,
+}
+
 /// The progress of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Status<F> {
@@ -308,6 +315,7 @@ impl<F: Clone> Ledger<F> {
         begin_by: Option<Instant>,
         commands: &mut Vec<Command>,
     ) {
+        let mut spare = None;
         for &unit in units {
             let state = &self.units[unit];
             let is_leaving = state.pins == 0
@@ -320,7 +328,7 @@ impl<F: Clone> Ledger<F> {
             let has_share =
                 self.unused_bytes.saturating_add(more_bytes) <= self.limits.budget / PREFETCH_SHARE;
             // What is being cancelled has its room still.
-            if !has_share || !is_leaving && !self.make_prefetch_room(unit, commands) {
+            if !has_share || !is_leaving && !self.make_prefetch_room(unit, &mut spare, commands) {
                 self.counts.refused_prefetches += 1;
                 continue;
             }
@@ -337,26 +345,37 @@ impl<F: Clone> Ledger<F> {
         }
     }
 
-    /// Evicts experts for a prefetch, but what was prefetched before, if that makes room enough.
-    fn make_prefetch_room(&mut self, unit: usize, commands: &mut Vec<Command>) -> bool {
+    /// Evicts experts for a prefetch, but what was prefetched before, if that makes room enough. `spare` is what may go, once
+    /// it was counted.
+    fn make_prefetch_room(
+        &mut self,
+        unit: usize,
+        spare: &mut Option<Spare>,
+        commands: &mut Vec<Command>,
+    ) -> bool {
         let demand = self.demand_of(&[unit]);
+        if self.has_room_for(demand) {
+            return true;
+        }
         let may_go =
             |state: &UnitState| is_evictable(state) && !state.is_unused && state.entry.expert.is_some();
-        if !self.has_room_for(demand) {
-            let (bytes, experts) = self
-                .units
-                .iter()
-                .filter(|state| may_go(state))
-                .fold((0, 0), |(bytes, experts), state| (bytes + state.entry.cost, experts + 1));
-            let has_bytes = (self.used - bytes).saturating_add(demand.bytes) <= self.limits.budget;
-            let has_slots = self.experts - experts + demand.experts <= self.limits.max_experts;
-            if !has_bytes || !has_slots || !self.has_dense_room_for(demand) {
-                return false;
-            }
+        let spare = spare.get_or_insert_with(|| {
+            let units = self.units.iter().filter(|state| may_go(state));
+            units.fold(Spare::default(), |sum, state| Spare {
+                bytes: sum.bytes + state.entry.cost,
+                experts: sum.experts + 1,
+            })
+        });
+        let has_bytes = (self.used - spare.bytes).saturating_add(demand.bytes) <= self.limits.budget;
+        let has_slots = self.experts - spare.experts + demand.experts <= self.limits.max_experts;
+        if !has_bytes || !has_slots || !self.has_dense_room_for(demand) {
+            return false;
         }
         while !self.has_room_for(demand)
             && let Some(victim) = self.victim(may_go, false)
         {
+            spare.bytes -= self.units[victim].entry.cost;
+            spare.experts -= 1;
             self.evict(victim, commands);
         }
         self.has_room_for(demand)

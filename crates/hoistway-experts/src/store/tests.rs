@@ -394,6 +394,22 @@ fn a_prefetch_that_gets_no_room_evicts_nothing() {
     assert!(play.ledger.is_resident(0));
 }
 
+#[test]
+fn prefetches_of_one_call_evict_no_more_than_may_go() {
+    // Two of the experts in four slots may go.
+    let limits = Limits { budget: 1000, max_experts: 4, max_dense_bytes: u64::MAX };
+    let mut play = Play::of(Box::new(Lru::default()), limits);
+    for units in [&[0][..], &[1], &[2, 3]] {
+        ready(&mut play, units);
+    }
+    play.release(0);
+    play.release(0);
+    play.apply(|ledger, commands| ledger.prefetch(&[4, 5, 6], None, commands));
+    let counts = play.ledger.counts();
+    assert_eq!((counts.prefetches, counts.refused_prefetches, counts.evictions), (2, 1, 2));
+    assert_eq!(play.loading, BTreeSet::from([4, 5]));
+}
+
 /// What a second level has lost is read again for those who want it, and as urgently as they do.
 #[test]
 fn what_a_second_level_has_lost_is_read_if_it_is_wanted() {
