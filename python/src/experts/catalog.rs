@@ -1,7 +1,8 @@
 //! The experts of a checkpoint.
 #![forbid(unsafe_code)]
 
-use crate::{checkpoint::Checkpoint, error::IntoPython, process::patiently};
+use crate::{cancellable, checkpoint::Checkpoint, error::IntoPython};
+use hoistway::Cancel;
 use hoistway_experts::pack::PackChoice;
 use pyo3::prelude::*;
 use serde_json::json;
@@ -35,11 +36,13 @@ impl ExpertCatalog {
             Packs::At(path) => PackChoice::At(path),
         };
         // A server may be asked for the model's configuration.
-        let find = move || {
-            let found = hoistway_experts::catalog::ExpertCatalog::of_checkpoint(&checkpoint, top_k)?;
-            found.with_pack(&choice)
+        let cancel = Cancel::default();
+        let find = || {
+            let found = hoistway_experts::catalog::ExpertCatalog::of_checkpoint_until;
+            found(&cancel, &checkpoint, top_k)?.with_pack(&choice)
         };
-        Ok(Self { catalog: Arc::new(patiently(py, find)?.into_python(py)?) })
+        let found = cancellable(py, &cancel, || Ok(find()))?;
+        Ok(Self { catalog: Arc::new(found.into_python(py)?) })
     }
 
     /// Layers, sizes and names, as JSON.

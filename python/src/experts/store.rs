@@ -11,7 +11,7 @@ use crate::{
     tensor::Tensor,
     view::{KeptTensor, Place},
 };
-use hoistway::DeviceId;
+use hoistway::{Cancel, DeviceId};
 use hoistway_experts::{
     Error, ExpertId,
     backing::Backing,
@@ -55,7 +55,7 @@ impl ExpertStore {
         let (options, policy) = store_options(py, options)?;
         let (checkpoint, catalog) = (checkpoint.shared(), catalog.catalog.clone());
         let shape = if catalog.experts().is_empty() {
-            // A policy is asked of experts alone, so that of any other model does.
+            // No policy is ever asked, so any shape serves.
             CatalogShape::new(1, vec![LayerShape { experts: 1, expert_bytes: 0 }])
         } else {
             CatalogShape::try_from(&*catalog)
@@ -65,8 +65,13 @@ impl ExpertStore {
         let input = PolicyInput { shape: &shape, profile: profile.as_ref(), future: None };
         let policy = policy::by_name(&policy.name, input).into_python(py)?;
         let timeout = options.timeout;
-        let open = move || Store::open(catalog, Catalog::open_files(&checkpoint), policy, &options);
-        Ok(Self { store: Owned::new(patiently(py, open)?.into_python(py)?), timeout })
+        let cancel = Cancel::default();
+        let ends = cancel.clone();
+        let open =
+            move || Store::open_until(&ends, catalog, Catalog::open_files(&checkpoint), policy, &options);
+        // After Ctrl-C, a driver that allocates is not waited for: what it gives is given back.
+        let opened = patiently(py, open).inspect_err(|_| cancel.cancel())?;
+        Ok(Self { store: Owned::new(opened.into_python(py)?), timeout })
     }
 
     /// Starts to make experts of a layer resident.

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{Error, Result};
-use hoistway::Checkpoint;
+use hoistway::{Cancel, Checkpoint};
 use serde_json::Value;
 
 /// The end of a GGUF key.
@@ -25,7 +25,7 @@ const MAX_CONFIG_BYTES: u64 = 16 << 20;
 ///
 /// # Errors
 /// [`Error::InvalidConfig`]; [`Error::Engine`] if reading it was cancelled.
-pub(super) fn top_k(checkpoint: &Checkpoint) -> Result<Option<u32>> {
+pub(super) fn top_k(cancel: Option<&Cancel>, checkpoint: &Checkpoint) -> Result<Option<u32>> {
     for (key, value, _) in checkpoint.catalog().key_values() {
         if key.ends_with(GGUF_KEY)
             && let Some(number) = value.as_u64().and_then(|number| u32::try_from(number).ok())
@@ -39,7 +39,11 @@ pub(super) fn top_k(checkpoint: &Checkpoint) -> Result<Option<u32>> {
         let path = first.map(|file| file.source.beside(CONFIG)).unwrap_or_default();
         Error::InvalidConfig { path, reason }
     };
-    match checkpoint.read_beside(CONFIG, MAX_CONFIG_BYTES) {
+    let read = match cancel {
+        Some(cancel) => checkpoint.read_beside_until(cancel, CONFIG, MAX_CONFIG_BYTES),
+        None => checkpoint.read_beside(CONFIG, MAX_CONFIG_BYTES),
+    };
+    match read {
         Ok(None) => Ok(None),
         Ok(Some(text)) => of_config(&text).map_err(invalid),
         Err(error @ (hoistway::Error::Cancelled | hoistway::Error::Forked)) => Err(error.into()),

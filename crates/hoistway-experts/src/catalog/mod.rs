@@ -17,7 +17,7 @@ use crate::{
     pack::{Packed, Packing},
 };
 use hoistway::{
-    ByteRange, Checkpoint, Dtype,
+    ByteRange, Cancel, Checkpoint, Dtype,
     catalog::{Catalog, TensorEntry},
     plan::PlanError,
     read::ReadFile,
@@ -186,13 +186,25 @@ impl ExpertCatalog {
     /// [`Error::InvalidExperts`], [`Error::InvalidConfig`], [`Error::InvalidOption`]; [`Error::Engine`] if experts are big-endian or
     /// of an unknown type.
     pub fn of_checkpoint(checkpoint: &Checkpoint, top_k: Option<u32>) -> Result<Self> {
+        Self::found_in(None, checkpoint, top_k)
+    }
+
+    /// Like [`ExpertCatalog::of_checkpoint`], until `cancel` ends it: also a read that waits for a server.
+    ///
+    /// # Errors
+    /// Those of [`ExpertCatalog::of_checkpoint`]; [`Error::Engine`] with [`hoistway::Error::Cancelled`].
+    pub fn of_checkpoint_until(cancel: &Cancel, checkpoint: &Checkpoint, top_k: Option<u32>) -> Result<Self> {
+        Self::found_in(Some(cancel), checkpoint, top_k)
+    }
+
+    fn found_in(cancel: Option<&Cancel>, checkpoint: &Checkpoint, top_k: Option<u32>) -> Result<Self> {
         if top_k == Some(0) {
             return Err(Error::invalid_option("top_k", 0, "a token uses one expert at least"));
         }
         let mut found = collect::collect(checkpoint.catalog())?;
         found.top_k = match top_k {
             Some(given) => Some(given),
-            None => config::top_k(checkpoint)?,
+            None => config::top_k(cancel, checkpoint)?,
         };
         Ok(found)
     }

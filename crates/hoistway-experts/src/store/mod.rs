@@ -47,7 +47,10 @@ use crate::{
     catalog::{ExpertCatalog, Part, Unit, UnitId},
     pack,
 };
-use hoistway::read::{ReadFile, Reader};
+use hoistway::{
+    Cancel,
+    read::{ReadFile, Reader},
+};
 use hoistway_io::parallel::lock;
 use lease::Held;
 use ledger::{Entry, Ledger, Limits, Refusal};
@@ -124,6 +127,20 @@ impl Store {
     /// the reader does not start, or there is no memory.
     pub fn open(
         catalog: Arc<ExpertCatalog>,
+        files: Vec<ReadFile>,
+        policy: Box<dyn Policy>,
+        options: &StoreOptions,
+    ) -> Result<Self> {
+        Self::open_until(&Cancel::default(), catalog, files, policy, options)
+    }
+
+    /// Like [`Store::open`], unless `cancel` ends it before memory is allocated.
+    ///
+    /// # Errors
+    /// Those of [`Store::open`]; [`Error::Engine`] with [`hoistway::Error::Cancelled`].
+    pub fn open_until(
+        cancel: &Cancel,
+        catalog: Arc<ExpertCatalog>,
         mut files: Vec<ReadFile>,
         policy: Box<dyn Policy>,
         options: &StoreOptions,
@@ -132,6 +149,9 @@ impl Store {
         let catalog = pack::for_store(catalog, &files, &options.backing)?;
         files.extend(catalog.packed_file().cloned());
         let batch_bytes = batch_bytes(&catalog, options);
+        if cancel.is_cancelled() {
+            return Err(hoistway::Error::Cancelled.into());
+        }
         let memory = options.backing.open(&catalog, &reading::lens(&files), options, batch_bytes)?;
         let entry = |(position, unit): (usize, &Unit)| Entry {
             expert: match unit.id() {

@@ -1,7 +1,7 @@
 //! The store: leases, budget, prefetches, tickets, dense tensors.
 
 use crate::kit::{EXPERTS, LAYERS, LONG, Lru, Model, SHORT, budget_of, scripted, until};
-use hoistway::{Route, route::fault::Fault};
+use hoistway::{Cancel, Route, route::fault::Fault};
 use hoistway_experts::{
     Error, ExpertId, Policy,
     catalog::{ExpertCatalog, Part, UnitId},
@@ -268,6 +268,22 @@ fn prefetches_end_at_their_deadline_and_when_their_layer_is_over() {
     assert_eq!(store.stats().dropped_prefetches, 3);
     model.assert_holds(&store.ensure(2, &[0, 1]).unwrap());
     model.assert_holds(&store.ensure(0, &[0]).unwrap());
+}
+
+#[test]
+fn a_store_that_is_cancelled_as_it_opens_allocates_nothing() {
+    let model = Model::new();
+    let open = |cancel: &Cancel| {
+        let files = ExpertCatalog::open_files(&model.checkpoint);
+        let (policy, options) = (Box::new(Lru::default()), StoreOptions::default().budget_bytes(1));
+        Store::open_until(cancel, model.catalog.clone(), files, policy, &options).unwrap_err()
+    };
+    let cancel = Cancel::default();
+    let error = open(&cancel);
+    assert!(matches!(error, Error::BudgetTooSmall { .. }), "known once there is memory: {error:?}");
+    cancel.cancel();
+    let error = open(&cancel);
+    assert!(matches!(error, Error::Engine(hoistway::Error::Cancelled)), "{error:?}");
 }
 
 #[test]

@@ -118,6 +118,15 @@ impl Checkpoint {
         }
     }
 
+    /// Like [`Checkpoint::read_beside`], until `cancel` ends it, rather than the token that the checkpoint was opened with.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::read_beside`].
+    pub fn read_beside_until(&self, cancel: &Cancel, file: &str, most_bytes: u64) -> Result<Option<Vec<u8>>> {
+        let beside = self.beside.clone().map(|options| options.cancel(cancel.clone()));
+        Self { beside, ..self.clone() }.read_beside(file, most_bytes)
+    }
+
     /// Fails if the file of a tensor was truncated, rewritten or replaced since it was opened, as a load of the tensor would.
     ///
     /// # Errors
