@@ -84,7 +84,8 @@ class ExpertStore:
             device: ``"cpu"``, ``"cuda:1"``, ``"rocm:0"``, a number, or a device of torch's.
             framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``.
             top_k: Experts that a token uses in each layer. By default what the model says.
-            profile: The recorded trace of policy ``static-profile``.
+            profile: The recorded trace of policy ``static-profile``. One whose layers have other numbers of experts is an
+                error; one that visits fewer layers is not.
             pack: Whether to read experts from a file that ``hoistway moe pack`` wrote: by default if one is beside the
                 model and of this model, which `stats` tells; or the path of one, which must be of this model.
             batch: With ``device_slots``: bytes beside the budget for the demand of one request.

@@ -61,6 +61,10 @@ impl ExpertStore {
             CatalogShape::try_from(&*catalog)
         };
         let shape = shape.into_python(py)?;
+        if let Some(path) = policy.profile.as_ref().filter(|_| catalog.experts().is_empty()) {
+            let reason = "this model has no experts".to_owned();
+            return Err(invalid_option("profile", path.display(), reason)).into_python(py);
+        }
         let profile = policy.profile.as_deref().map(|path| profile_of(py, path, &shape)).transpose()?;
         let input = PolicyInput { shape: &shape, profile: profile.as_ref(), future: None };
         let policy = policy::by_name(&policy.name, input).into_python(py)?;
@@ -290,12 +294,15 @@ fn profile_of(py: Python<'_>, path: &Path, shape: &CatalogShape) -> PyResult<Pro
     // Its sizes do not matter: the catalog says those.
     let options = TraceOptions { expert_bytes: Some(1) };
     let trace = py.detach(|| Trace::open(path, &options)).into_python(py)?;
-    // A trace may lack layers, and experts that no token used.
     let experts_of = |layer: usize| shape.layers().get(layer).map_or(0, |layer| layer.experts);
-    let mut layers = trace.shape().layers().iter().enumerate();
-    if let Some((layer, _)) = layers.find(|(layer, own)| own.experts > experts_of(*layer)) {
-        let reason = format!("it is a trace of another model: this one has fewer experts in layer {layer}");
-        return Err(invalid_option("profile", path.display(), reason)).into_python(py);
+    for (layer, LayerShape { experts, .. }) in trace.shape().layers().iter().enumerate() {
+        let (traced, own) = (*experts, experts_of(layer));
+        // A trace may lack layers, and those without a head may lack experts that no token used.
+        if traced > own || traced > 0 && traced < own && trace.states_experts() {
+            let reason =
+                format!("it is a trace of another model: layer {layer} has {traced} experts, not {own}");
+            return Err(invalid_option("profile", path.display(), reason)).into_python(py);
+        }
     }
     Ok(Profile::new(shape, trace.visits().map(|visit| (visit.layer, visit.experts))))
 }

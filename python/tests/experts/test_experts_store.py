@@ -332,6 +332,10 @@ def test_a_model_without_experts_has_dense_tensors_alone(tmp_path: Path) -> None
         assert store.catalog.layers == {}
         with store.ensure_tensors(["a", "b"]) as lease:
             assert lease["b"].shape == (500,)
+    trace = tmp_path / "trace.csv"
+    trace.write_text("step,layer,expert\n0,0,0\n")
+    with pytest.raises(OptionError, match="has no experts"):
+        ExpertStore.open(path, budget="1MiB", policy="static-profile", profile=trace, framework="raw")
 
 
 def test_policies_are_listed_and_a_profile_is_a_trace(model: Path, tmp_path: Path) -> None:
@@ -362,6 +366,14 @@ def test_policies_are_listed_and_a_profile_is_a_trace(model: Path, tmp_path: Pat
             writer.visit(layer, [3, 4], [0.5, 0.5], step=0)
     with pytest.raises(OptionError, match="another model"):
         open_store(model, 4, policy="static-profile", profile=other)
+    with TraceWriter(other, experts_per_token=2, layers={0: (2, EXPERT_BYTES)}, model="smaller") as writer:
+        writer.visit(0, [0, 1], [0.5, 0.5], step=0)
+    with pytest.raises(OptionError, match="another model: layer 0 has 2 experts, not 8"):
+        open_store(model, 4, policy="static-profile", profile=other)
+    # One without a head need not have all experts.
+    rows = tmp_path / "rows.csv"
+    rows.write_text("step,layer,expert\n0,0,0\n0,0,1\n")
+    open_store(model, 4, policy="static-profile", profile=rows).close()
     trace.write_text(trace.read_text() + '{"step": 99, "layer": 77, "experts": [1]}\n')
     with pytest.raises(FormatError, match="22"):
         open_store(model, 4, policy="static-profile", profile=trace)

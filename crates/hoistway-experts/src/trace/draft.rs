@@ -86,7 +86,9 @@ impl Draft {
         let shape = CatalogShape::new(experts_per_token, layers).map_err(|error| (None, error.into()))?;
         let holes = Holes::of(&shape, &visits, known);
         let choices = self.rows.iter().map(|row| (row.expert, row.weight)).collect();
-        Ok(Trace { model: self.model, shape, holes, visits, choices })
+        let mut visited = self.layers.iter().filter(|(_, layer)| layer.chosen > 0);
+        let states_experts = visited.all(|(number, _)| self.experts_of(*number).is_some());
+        Ok(Trace { model: self.model, shape, states_experts, holes, visits, choices })
     }
 
     /// Checks that the model has each layer and expert.

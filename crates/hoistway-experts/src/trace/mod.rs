@@ -98,6 +98,7 @@ pub struct TraceOptions {
 pub struct Trace {
     model: Option<String>,
     shape: CatalogShape,
+    states_experts: bool,
     holes: Holes,
     /// In order: turns, in each the prefill before the decode, tokens, layers.
     visits: Vec<Recorded>,
@@ -190,6 +191,12 @@ impl Trace {
     /// Returns the model's layers and experts. Layers that the trace never visits have none.
     pub fn shape(&self) -> &CatalogShape {
         &self.shape
+    }
+
+    /// Returns whether the trace says how many experts the layers have that it visits. Otherwise they have one more than the
+    /// highest that is chosen.
+    pub fn states_experts(&self) -> bool {
+        self.states_experts
     }
 
     /// Returns what is missing.
