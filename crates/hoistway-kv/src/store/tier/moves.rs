@@ -621,6 +621,9 @@ impl Tier {
             let is_stuck = lack == Lack::Near || state.running <= state.pauses + state.late_steps() + 1;
             let new = Waiting { since: now, fails: now + longest, is_said: false };
             let waiting = state.waiting.get_or_insert(new);
+            if !is_stuck {
+                waiting.since = now;
+            }
             let is_long = is_stuck && now - waiting.since >= LONG_WAIT;
             is_first = is_long && !mem::replace(&mut waiting.is_said, true);
             fails = lack == Lack::Far && is_stuck && waiting.fails <= now;
