@@ -577,8 +577,8 @@ mod tests {
     use super::*;
     use std::{fs, io::Write};
 
-    /// A layer of 128 TiB, which fills all addresses.
-    const ENDLESS: u64 = 1 << 47;
+    /// The bytes of a layer for which no processor has addresses.
+    const ENDLESS: u64 = 1 << 62;
 
     #[test]
     fn a_layer_that_found_no_memory_as_it_was_read_ahead_is_read_again() {
