@@ -173,17 +173,17 @@ class LayerStream:
             MemoryBudgetError: Tensors that you hold left no room until the timeout. The next call tries the same layer.
         """
         native = self._opened
-        self._release_current()
+        tensors: dict[str, _native.Tensor] = {}
         try:
+            self._release_current()
             native.give_back(self._stream)
             name, tensors = native.next()
+            self._next = (self._next + 1) % len(self._names)
+            layer = self._current = Layer(name, tensors, self._convert)
         finally:
             # The traceback of an error that is kept holds the names here.
-            del native
-        self._next = (self._next + 1) % len(self._names)
-        layer = self._current = Layer(name, tensors, self._convert)
+            del native, tensors
         if self._native is None:
-            del tensors
             self._release_current()
             raise ClosedError("this stream was closed while a layer was waited for")
         return layer
