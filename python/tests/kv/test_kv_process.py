@@ -220,7 +220,7 @@ def test_a_child_of_fork_is_refused_the_store(store_root: Path) -> None:
 
         thread = threading.Thread(target=drain)
         thread.start()
-        begun.wait()
+        assert begun.wait(30)
         store._waiting._given_up.add(0)
 
         async def ask_for_the_end():
