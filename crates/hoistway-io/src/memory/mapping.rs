@@ -89,7 +89,8 @@ impl Mapping {
         }
         // More than asked for, of which an aligned part is used.
         let pages = Pages::new(len.checked_add(HUGE_PAGE_BYTES).ok_or_else(overflow)?, node)?;
-        // All of it, slack included, so that neighbours become one area: systems limit the number of areas.
+        // All of it, slack included, so that neighbours become one area, unless a part is without: systems limit the number of
+        // areas.
         let _ = pages.advise_huge();
         let misaligned = pages.start().addr().get() % HUGE_PAGE_BYTES;
         let skip = if misaligned == 0 { 0 } else { HUGE_PAGE_BYTES - misaligned };
