@@ -11,7 +11,11 @@ use hoistway::{
     plan::{Selection, TensorSlice},
     read::ReaderOptions,
 };
-use pyo3::{exceptions::PyTypeError, prelude::*, types::PyDict};
+use pyo3::{
+    exceptions::{PyOverflowError, PyTypeError},
+    prelude::*,
+    types::PyDict,
+};
 use std::{io, ops::Range, time::Duration};
 
 /// Host memory that loads reuse for tensors. It is touched once, when the pool is made.
@@ -58,6 +62,21 @@ pub(crate) fn bytes_of(option: &'static str, size: &Bound<'_, PyAny>) -> hoistwa
         other => other,
     })?;
     Ok(options.memory_budget_bytes.unwrap_or_default())
+}
+
+/// A number that an option counts. What none can be is an error of the option.
+pub(crate) fn count_of<T: TryFrom<u64>>(option: &'static str, value: &Bound<'_, PyAny>) -> PyResult<T> {
+    let number = match value.extract::<u64>() {
+        Ok(number) => T::try_from(number).ok(),
+        Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => None,
+        Err(error) => return Err(error),
+    };
+    let number = number.ok_or_else(|| {
+        let text = value.str().map(|text| text.to_string()).unwrap_or_default();
+        let reason = if text.starts_with('-') { "it must not be negative" } else { "it is too large" };
+        Error::InvalidOption { option, value: text, reason: reason.into() }
+    });
+    number.into_python(value.py())
 }
 
 /// Fails where a load with these options would.

@@ -39,7 +39,8 @@ class ResidencyEvent(NamedTuple):
 
 class ExpertStore:
     """Experts and dense tensors of a model that come from storage as they are used, under a budget. Threads may share
-    it; a child of ``fork`` opens its own.
+    it; a child of ``fork`` opens its own. What takes numbers of a layer and experts raises `ExpertNotFoundError` for
+    those that the model lacks.
     """
 
     def __init__(self, native: _native.ExpertStore, catalog: ExpertCatalog, convert: Converter) -> None:
@@ -84,8 +85,8 @@ class ExpertStore:
             device: ``"cpu"``, ``"cuda:1"``, ``"rocm:0"``, a number, or a device of torch's.
             framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``.
             top_k: Experts that a token uses in each layer. By default what the model says.
-            profile: The recorded trace of policy ``static-profile``. One whose layers have other numbers of experts is an
-                error; one that visits fewer layers is not.
+            profile: The recorded trace of policy ``static-profile``. One whose layers have other numbers of experts is
+                an error; one that visits fewer layers is not.
             pack: Whether to read experts from a file that ``hoistway moe pack`` wrote: by default if one is beside the
                 model and of this model, which `stats` tells; or the path of one, which must be of this model.
             batch: With ``device_slots``: bytes beside the budget for the demand of one request.

@@ -1,7 +1,7 @@
 //! The experts of a checkpoint.
 #![forbid(unsafe_code)]
 
-use crate::{cancellable, checkpoint::Checkpoint, error::IntoPython};
+use crate::{cancellable, checkpoint::Checkpoint, error::IntoPython, options::count_of};
 use hoistway::Cancel;
 use hoistway_experts::pack::PackChoice;
 use pyo3::prelude::*;
@@ -28,7 +28,13 @@ pub(crate) enum Packs {
 impl ExpertCatalog {
     #[new]
     #[pyo3(signature = (checkpoint, top_k=None, pack=Packs::Named(false)))]
-    fn new(py: Python<'_>, checkpoint: &Checkpoint, top_k: Option<u32>, pack: Packs) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        checkpoint: &Checkpoint,
+        top_k: Option<Bound<'_, PyAny>>,
+        pack: Packs,
+    ) -> PyResult<Self> {
+        let top_k = top_k.map(|value| count_of("top_k", &value)).transpose()?;
         let checkpoint = checkpoint.shared();
         let choice = match pack {
             Packs::Named(true) => PackChoice::Auto,

@@ -6,7 +6,7 @@ use crate::{
     TICK,
     checkpoint::Checkpoint,
     error::IntoPython,
-    options::{bytes_of, reader_options, seconds},
+    options::{bytes_of, count_of, reader_options, seconds},
     process::{Owned, patiently},
     tensor::Tensor,
     view::{KeptTensor, Place},
@@ -343,7 +343,7 @@ fn store_options(
             "pad" => options.pad_slices = value.extract()?,
             "dense" => options.dense_bytes = Some(bytes_of("dense", &value).into_python(py)?),
             "timeout" => options.timeout = seconds("timeout", value.extract()?).into_python(py)?,
-            "events" => options.events = value.extract()?,
+            "events" => options.events = count_of("events", &value)?,
             _ => reader.set_item(name, value)?,
         }
     }

@@ -277,6 +277,11 @@ def test_what_is_wrong_is_an_error(model: Path, tmp_path: Path) -> None:
         store.ensure(0, [8])
     with pytest.raises(MemoryBudgetError, match="does not hold"):
         ExpertStore.open(model, budget=4096, framework="raw")
+    for number, reason in ((-1, "must not be negative"), (1 << 80, "is too large")):
+        with pytest.raises(OptionError, match=f"top_k.*{reason}"):
+            ExpertCatalog.open(model, top_k=number)
+        with pytest.raises(OptionError, match=f"events.*{reason}"):
+            open_store(model, 4, events=number)
     with pytest.raises(OptionError, match="'lur'"):
         open_store(model, 4, policy="lur")
     with pytest.raises(OptionError, match="profile"):
