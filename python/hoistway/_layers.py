@@ -173,7 +173,7 @@ class LayerStream:
             MemoryBudgetError: Tensors that you hold left no room until the timeout. The next call tries the same layer.
         """
         native = self._opened
-        tensors: dict[str, _native.Tensor] = {}
+        tensors: list[_native.Tensor] = []
         try:
             self._release_current()
             native.give_back(self._stream)
