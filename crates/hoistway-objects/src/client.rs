@@ -434,7 +434,7 @@ impl Client {
             io::ErrorKind::TimedOut if inner.is_some_and(|inner| inner.is::<TooSlow>()) => Failure::Slow,
             io::ErrorKind::TimedOut => Failure::Silent,
             // A server that has never spoken HTTP may be another one than was meant.
-            io::ErrorKind::InvalidData if !self.pace().is_known() => Failure::Unreached,
+            io::ErrorKind::InvalidData if !self.pace().is_known() => Failure::NoHttp,
             _ => Failure::Broken,
         };
         let again = Again::of(failure, format!("{}: {error}", self.origin.url()));
@@ -656,7 +656,7 @@ mod tests {
             Fault::Again(again) => again.failure,
             fault => panic!("{fault:?}"),
         };
-        assert_eq!(failure(), Failure::Unreached);
+        assert_eq!(failure(), Failure::NoHttp);
         client.pace().note_first_byte(Duration::ZERO);
         assert_eq!(failure(), Failure::Broken);
     }

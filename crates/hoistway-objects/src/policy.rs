@@ -52,6 +52,8 @@ pub(crate) enum Failure {
     Unreached,
     /// The connection ended, or what came on it was no answer.
     Broken,
+    /// What came was no answer, and the server has given none to this process: it may be another one than was meant.
+    NoHttp,
     /// No byte came in time.
     Silent,
     /// The body came much more slowly than those of other requests.
@@ -184,7 +186,7 @@ impl Retry {
             // The next body may pause for as long as one that came whole.
             self.silent = if failure == Failure::Part { self.silent.saturating_sub(1) } else { 0 };
         }
-        self.is_known |= failure != Failure::Unreached;
+        self.is_known |= !matches!(failure, Failure::Unreached | Failure::NoHttp);
         self.is_after_failure = failure != Failure::Part;
         let most = if self.is_known { self.limits.stall } else { self.limits.unreached };
         let left = most.saturating_sub(now.saturating_duration_since(self.since));
@@ -301,7 +303,8 @@ impl InFlightLimit {
         }
         self.failing_since.get_or_insert(now);
         let is_busy = matches!(failure, Failure::Busy(_) | Failure::Unavailable(_));
-        let is_away = matches!(failure, Failure::Unreached | Failure::Broken | Failure::Silent);
+        let is_away =
+            matches!(failure, Failure::Unreached | Failure::Broken | Failure::NoHttp | Failure::Silent);
         let may_halve =
             self.halved.is_none_or(|halved| now.saturating_duration_since(halved) >= HALVED_EVERY);
         if !(is_busy || is_away) || !may_halve {

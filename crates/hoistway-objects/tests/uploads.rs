@@ -495,11 +495,13 @@ fn a_lost_completion_that_the_store_cannot_confirm_is_in_doubt() {
 #[test]
 fn a_lost_answer_stays_in_doubt_whatever_the_store_says_later() {
     for (step, len) in [(Step::Put, 1000), (Step::Complete, LEN)] {
-        for checksums in [Checksums::Whole, Checksums::None] {
+        let both = [Checksums::Whole, Checksums::None]
+            .map(|own| [WriteFault::Lost, WriteFault::Garbled].map(|fault| (own, fault)));
+        for (checksums, fault) in both.into_iter().flatten() {
             let server = Server::start().unwrap();
             server.put(PATH, b"old");
             server.say_checksums(checksums);
-            server.fail_writes(step, 1, WriteFault::Lost);
+            server.fail_writes(step, 1, fault);
             server.then_fail_writes(step, usize::MAX, WriteFault::Status(403));
             let (bytes, done) = (bytes(len), upload(URL, &bytes(len), &options(&server, &[])));
             assert!(server.object(PATH).unwrap() == bytes, "{step:?}");
@@ -581,11 +583,13 @@ fn a_store_that_says_another_checksum_gets_a_part_again_and_has_damaged_an_objec
 
 #[test]
 fn an_upload_whose_name_was_lost_is_told() {
-    let server = Server::start().unwrap();
-    server.fail_writes(Step::Create, 1, WriteFault::Lost);
-    let uploaded = upload(URL, &bytes(LEN), &options(&server, &[])).unwrap();
-    assert!(uploaded.has_stray);
-    assert_eq!(server.open_uploads(), [PATH]);
+    for fault in [WriteFault::Lost, WriteFault::Garbled] {
+        let server = Server::start().unwrap();
+        server.fail_writes(Step::Create, 1, fault);
+        let uploaded = upload(URL, &bytes(LEN), &options(&server, &[])).unwrap();
+        assert!(uploaded.has_stray);
+        assert_eq!(server.open_uploads(), [PATH]);
+    }
 }
 
 #[test]

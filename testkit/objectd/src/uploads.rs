@@ -41,6 +41,8 @@ pub enum WriteFault {
     Reset,
     /// It is done, and the connection ends without an answer.
     Lost,
+    /// It is done, and the answer is none: its body has a length, and comes in chunks.
+    Garbled,
     /// It is done, and the answer is that of a proxy that waited for it no longer: status 503, without a code.
     Unavailable,
     /// It is not done, and the answer has status 200 and an error of this code for a body.
@@ -234,6 +236,10 @@ impl State {
         let reply = self.written(request, step, body);
         if fault == Some(WriteFault::Lost) {
             return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        if fault == Some(WriteFault::Garbled) {
+            let framing = "Content-Length: 0\r\nTransfer-Encoding: chunked";
+            return write!(socket, "HTTP/1.1 200 OK\r\n{framing}\r\n\r\n0\r\n\r\n");
         }
         if fault == Some(WriteFault::Unavailable) {
             return refuse(socket, "503 Service Unavailable", "", "");

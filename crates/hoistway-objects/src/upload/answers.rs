@@ -11,7 +11,7 @@ use crate::{
 pub(super) fn is_unanswered(fault: &Fault) -> bool {
     match fault {
         Fault::Again(Again { failure, .. }) => {
-            matches!(failure, Failure::Broken | Failure::Silent | Failure::Slow)
+            matches!(failure, Failure::Broken | Failure::NoHttp | Failure::Silent | Failure::Slow)
         }
         Fault::Final(problem) => {
             matches!(problem, Problem::Stopped | Problem::Tls(_) | Problem::WrongAnswer(_))
