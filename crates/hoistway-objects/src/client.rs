@@ -589,10 +589,6 @@ impl Client {
             }
             300..=399 => Fault::Final(Problem::Redirected { said }),
             401 | 403 => Fault::Final(Problem::Denied { said }),
-            // The hub says what is missing.
-            404 if self.kind != Kind::Hub => {
-                Fault::Final(Problem::NotFound { said: format!("{said}; the URL of a folder ends with '/'") })
-            }
             404 => Fault::Final(Problem::NotFound { said }),
             _ => Fault::Final(Problem::Refused { status, said }),
         }

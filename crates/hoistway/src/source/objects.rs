@@ -128,6 +128,11 @@ pub(super) fn failed(operation: &'static str) -> impl Fn(hoistway_objects::Error
         match problem {
             Problem::Invalid(reason) => Error::InvalidOption { option: "path", value: url, reason },
             Problem::Stopped => Error::Cancelled,
+            // The hub says what is missing.
+            Problem::NotFound { .. } if operation == "open" && !url.starts_with("hf:") => Error::NotFound {
+                path: url.into(),
+                reason: format!("{problem}; the URL of a folder ends with '/'"),
+            },
             problem @ Problem::NotFound { .. } => {
                 Error::NotFound { path: url.into(), reason: problem.to_string() }
             }
