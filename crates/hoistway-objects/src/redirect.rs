@@ -174,6 +174,9 @@ fn has_scheme(reference: &str) -> bool {
 /// The path that a reference means which begins with a slash, or is of a file beside that of `base` (RFC 3986, 5.2).
 fn beside(base: &str, reference: &str) -> String {
     let reference = &reference[..reference.find('#').unwrap_or(reference.len())];
+    if reference.is_empty() {
+        return base.to_owned();
+    }
     let base = &base[..base.find('?').unwrap_or(base.len())];
     let (path, query) = reference.split_at(reference.find('?').unwrap_or(reference.len()));
     let folder = match path {
@@ -284,6 +287,11 @@ mod tests {
                 matches!(&problem, Problem::Redirected { said } if !said.contains("canary")),
                 "{problem:?}"
             );
+        }
+        for itself in ["", "#b"] {
+            let place =
+                next(from("https://hub.example/a?sig=canary"), itself, &AtomicBool::new(true)).unwrap();
+            assert_eq!(place.target.0, "/a?sig=canary");
         }
         assert!(next(from("http://127.0.0.1:80/a"), "http://127.0.0.1:81/b", &AtomicBool::new(true)).is_ok());
     }
