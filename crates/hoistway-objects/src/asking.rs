@@ -280,29 +280,42 @@ impl Question<'_> {
         parts.of_length(bytes, pin.len).ok_or(other)
     }
 
-    /// One attempt. Its failures slow down no other request.
+    /// One attempt, and another one if its keys were old. Their failures slow down no other request.
     fn head(&self, target: &Target, etag: Option<&str>) -> Result<HeaderMap, Unsaid> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(IN_TIME);
-        }
         let mut headers = vec![(CHECKSUM_MODE, "ENABLED".to_owned())];
         headers.extend(etag.map(|etag| (IF_MATCH, etag.to_owned())));
         let mean_speed = MeanSpeed::default();
         let (stop, mean_speed) = (self.is_over, &mean_speed);
-        let waiting = Waiting { stop, patience: left, is_new: self.is_new, mean_speed, end: End::default() };
-        self.client.ask_head(target, &headers, &waiting).map_err(|fault| match fault {
-            Fault::Final(Problem::NotFound { .. } | Problem::Refused { status: 412, .. }) => OTHER_VERSION,
-            Fault::Final(Problem::Stopped) => ENDED,
+        let ask = || {
+            let patience = self.until.saturating_duration_since(Instant::now());
+            if patience.is_zero() {
+                return Err(None);
+            }
+            let waiting = Waiting { stop, patience, is_new: self.is_new, mean_speed, end: End::default() };
+            self.client.ask_head(target, &headers, &waiting).map_err(Some)
+        };
+        let keys_of = self.client.renewed();
+        let answer = match ask() {
+            Err(Some(Fault::Again(_))) if self.client.renewed() != keys_of => ask(),
+            answer => answer,
+        };
+        answer.map_err(|fault| match fault {
+            None => IN_TIME,
+            Some(Fault::Final(Problem::NotFound { .. } | Problem::Refused { status: 412, .. })) => {
+                OTHER_VERSION
+            }
+            Some(Fault::Final(Problem::Stopped)) => ENDED,
             // A connection that was kept may have died meanwhile.
-            Fault::Again(Again { failure: Failure::Broken, was_reused: true, .. }) => {
+            Some(Fault::Again(Again { failure: Failure::Broken, was_reused: true, .. })) => {
                 Unsaid::Late("the connection ended as the store was asked for a checksum")
             }
-            Fault::Again(_) => {
+            Some(Fault::Again(_)) => {
                 self.client.note_failed_head(false);
                 IN_TIME
             }
-            Fault::Final(_) => {
+            // The files of its keys are being written.
+            Some(Fault::Final(_)) if self.client.has_other_files() => IN_TIME,
+            Some(Fault::Final(_)) => {
                 self.client.note_failed_head(true);
                 REFUSES
             }

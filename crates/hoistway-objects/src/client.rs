@@ -113,7 +113,8 @@ const SILENT_FOR: Duration = Duration::from_secs(60);
 /// Clients, each with the surroundings that it was made in.
 type Clients = Mutex<HashMap<(Origin, Kind, StoreOptions, bool), (Surroundings, Arc<Client>)>>;
 
-/// What clients have of this machine, and clients of S3 of its shared files. Where that changes, objects that are opened from then on have a client of their own.
+/// What clients have of this machine, and clients of S3 of its shared files. Where that changes, objects that are opened from then
+/// on have a client of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Surroundings {
     roots: Roots,
@@ -449,25 +450,46 @@ impl Client {
     /// Reads the keys of the shared AWS files again, if these were written since. Returns whether a request whose keys were refused
     /// may have others now. Files that are only half written may name no keys, or lead to another caller: nothing of them is taken.
     fn renews_keys(&self, ends: Ends<'_>) -> bool {
-        if self.kind != Kind::S3 || self.options.anonymous || self.options.access_key.is_some() {
+        if !self.has_keys_of_files() {
             return false;
         }
         let files = FilesState::now(variable);
-        let refused = {
+        let (refused, looked_at) = {
             let known = lock(&self.own().identity);
             if known.files == files {
                 return known.renewed.is_some_and(|renewed| renewed.elapsed() < RENEWED_FOR);
             }
-            known.identity.clone()
+            (known.identity.clone(), known.files.clone())
         };
         // Not while others wait: a service may be asked.
         let new = Known::of(self, files, Some(Instant::now()));
         let (Ok(Some(asked)), Ok(Some(refused))) = (&new.identity, &refused) else { return false };
         let is_same = asked.giver(ends).is_ok_and(|giver| giver == refused.last_giver());
+        let mut known = lock(&self.own().identity);
+        if known.files != looked_at {
+            // Another request has taken later ones meanwhile.
+            return true;
+        }
         if is_same {
-            *lock(&self.own().identity) = new;
+            *known = new;
+            // Those were asked with the keys of before.
+            *lock(&self.own().failed_head) = None;
         }
         is_same
+    }
+
+    fn has_keys_of_files(&self) -> bool {
+        self.kind == Kind::S3 && !self.options.anonymous && self.options.access_key.is_none()
+    }
+
+    /// Whether the shared AWS files were written since its keys were read, so that a refusal may be one of old keys.
+    pub(crate) fn has_other_files(&self) -> bool {
+        self.has_keys_of_files() && lock(&self.own().identity).files != FilesState::now(variable)
+    }
+
+    /// When its keys were read again.
+    pub(crate) fn renewed(&self) -> Option<Instant> {
+        lock(&self.own().identity).renewed
     }
 
     /// Sends a request without credentials on a new connection, and hands over the answer, which may be a refusal.
@@ -570,8 +592,17 @@ impl Client {
         if let Some(region) = other_region.filter(|_| status != 404) {
             said = format!("{said}; the bucket is in region {region}");
         }
-        if code.as_ref().is_some_and(|code| OLD_KEYS.contains(&&**code)) && self.renews_keys(waiting.ends()) {
+        let may_be_of_old_keys = match &code {
+            Some(code) => OLD_KEYS.contains(&&**code),
+            // The answer to a HEAD has none.
+            None => matches!(status, 400 | 401 | 403),
+        };
+        if may_be_of_old_keys && self.renews_keys(waiting.ends()) {
             return Fault::Again(Again::of(Failure::Refused, format!("the server said {said}")));
+        }
+        // A program or a service may have been waited for.
+        if may_be_of_old_keys && waiting.is_stopped() {
+            return Fault::Final(Problem::Stopped);
         }
         let is_busy = status == 429 || code.as_deref() == Some("SlowDown");
         match status {

@@ -4,14 +4,17 @@
 use hoistway_objects::{Error, HEAD_BYTES, HubCommits, HubFile, Object, Problem, StoreOptions, list};
 use objectd::{Dialect, Fault, Faults, Server};
 use std::{
-    io::{Read, Write},
+    io::{BufRead, BufReader, Write},
     net::TcpListener,
     process::Command,
     sync::atomic::AtomicBool,
     thread,
+    time::{Duration, Instant},
 };
 
 const LEN: usize = HEAD_BYTES + 700_001;
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(60);
 const CANARY: &str = "canary";
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const OTHER_COMMIT: &str = "76543210fedcba9876543210fedcba9876543210";
@@ -353,8 +356,22 @@ fn keys_of_the_shared_files_are_read_again_once_the_files_were_written() {
     assert!(matches!(read(&object, 2 << 20, 9).unwrap_err().problem, Problem::Denied { .. }));
     write("THIRD");
     assert_eq!(read(&object, 2 << 20, 9).unwrap(), long[2 << 20..][..9]);
-    // Files that are about to be written make it no other caller, and do it no harm for longer than that.
+    // The refusal of a question for a checksum has no code, and holds for the keys of then.
+    let never = AtomicBool::new(false);
+    let (asking, _) = Object::open_asking("s3://models/long", &options, &never).unwrap();
+    asking.wait_for_checksum(Instant::now() + LONG, &never);
+    let ask = || asking.ask_again(Instant::now() + LONG, &never).unwrap().0;
     server.refuse_key("THIRD");
+    write("FOR-A-HEAD");
+    ask().unwrap();
+    server.refuse_key("FOR-A-HEAD");
+    ask().unwrap_err();
+    write("FOR-A-READ");
+    assert_eq!(read(&asking, 2 << 20, 9).unwrap(), long[2 << 20..][..9]);
+    ask().unwrap();
+    let object = asking;
+    // Files that are about to be written make it no other caller, and do it no harm for longer than that.
+    server.refuse_key("FOR-A-READ");
     let config = std::env::var_os("AWS_CONFIG_FILE").unwrap();
     for (keys_text, config_text) in [("", ""), ("", "[default]\ncredential_process = \"/opt/rot")] {
         std::fs::write(&keys, keys_text).unwrap();
@@ -362,7 +379,7 @@ fn keys_of_the_shared_files_are_read_again_once_the_files_were_written() {
         server.take_requests();
         let problem = read(&object, 2 << 20, 9).unwrap_err().problem;
         assert!(matches!(problem, Problem::Denied { .. }), "{problem:?}");
-        assert_signed_by("THIRD");
+        assert_signed_by("FOR-A-READ");
         if config_text.is_empty() {
             Object::open("s3://models/a", &options).unwrap();
             assert_signed_by("POD");
@@ -372,6 +389,10 @@ fn keys_of_the_shared_files_are_read_again_once_the_files_were_written() {
     write("FOURTH-KEY");
     server.take_requests();
     assert_eq!(read(&object, 2 << 20, 9).unwrap(), long[2 << 20..][..9]);
+    let by_new_key = |own: &objectd::Request| {
+        own.authorization.as_ref().is_some_and(|own| own.contains("Credential=FOURTH-KEY/"))
+    };
+    assert!(server.take_requests().last().is_some_and(by_new_key));
 }
 
 /// Serves credentials as a container has them, for as long as this process runs, and returns their URL.
@@ -380,7 +401,9 @@ fn role_of_a_container() -> String {
     let url = format!("http://{}/role", listener.local_addr().unwrap());
     thread::spawn(move || {
         for mut socket in listener.incoming().map_while(Result::ok) {
-            let _ = socket.read(&mut [0; 4096]);
+            // What was not read would reset the connection.
+            let mut lines = BufReader::new(&socket).lines().map_while(Result::ok);
+            let _ = lines.find(String::is_empty);
             let body = format!(
                 r#"{{"AccessKeyId":"POD","SecretAccessKey":"{CANARY}","Token":"t","Expiration":"2999-01-01T00:00:00Z"}}"#
             );

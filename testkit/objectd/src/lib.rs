@@ -414,7 +414,11 @@ impl State {
             request.authorization.as_ref().is_some_and(|own| own.contains(&format!("Credential={key}/")))
         };
         if lock(&self.refused_key).as_ref().is_some_and(is_of) {
-            return refuse(socket, "403 Forbidden", "InvalidAccessKeyId", "");
+            return match &*request.method {
+                // Such an answer has no body, and so no code.
+                "HEAD" => write!(socket, "HTTP/1.1 403 Forbidden\r\nContent-Length: 99\r\n\r\n"),
+                _ => refuse(socket, "403 Forbidden", "InvalidAccessKeyId", ""),
+            };
         }
         if let Some(refused) = self.refuse_region(socket, request) {
             return refused;
