@@ -25,7 +25,8 @@ def path_text(path: Any) -> str:
         if isinstance(text, str):
             if not isinstance(path, str) and re.match(r"(s3|gs|az|abfss?|hf|https?):[/\\][^/]", text):
                 raise OptionError(
-                    f"a path cannot be {path!r}: a path has one slash where a URL has two; pass the URL as text"
+                    f"a path cannot be {_without_secrets(text)!r}: a path has one slash where a URL has two; "
+                    "pass the URL as text"
                 )
             return text
         raise ArgumentError(
@@ -41,6 +42,16 @@ def path_text(path: Any) -> str:
             f"a path cannot be {shown(path)}: pass the name of the file; hoistway.load takes its contents"
         )
     raise ArgumentError(f"a path cannot be {shown(path)}: pass text or an os.PathLike such as pathlib.Path")
+
+
+def _without_secrets(url: str) -> str:
+    """Returns what may be shown of a URL whose slashes a path has changed: no user, password, query and fragment.
+
+    >>> _without_secrets("https:/me:secret@host/a.safetensors?sig=secret")
+    'https:/host/a.safetensors'
+    """
+    scheme, _, rest = re.split(r"[?#]", url, maxsplit=1)[0].partition(":")
+    return f"{scheme}:{rest[0]}{rest[1:].rpartition('@')[2]}"
 
 
 def is_url(path: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import hoistway
@@ -71,6 +71,18 @@ def test_an_empty_path_is_told_what_to_name(empty: Any) -> None:
     for load in (hoistway.load_file, hoistway.open, hoistway.iter_tensors):
         with pytest.raises(FileNotFoundError, match="a path cannot be '': name a file, a folder or a URL"):
             load(empty)
+
+
+@pytest.mark.parametrize("user", USERS_OF_PATHS)
+@pytest.mark.parametrize("kind", [PurePosixPath, PureWindowsPath])
+def test_a_url_that_a_path_has_changed_is_told_without_secrets(
+    user: str, kind: type[PurePosixPath | PureWindowsPath]
+) -> None:
+    path = kind("https://me:canary@host/a.safetensors?sig=canary")
+    with pytest.raises(OptionError, match="one slash where a URL has two") as caught:
+        USERS_OF_PATHS[user](path)
+    assert "canary" not in str(caught.value)
+    assert "a.safetensors" in str(caught.value)
 
 
 def test_a_checkpoint_is_no_path(model: Path) -> None:

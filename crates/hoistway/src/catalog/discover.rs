@@ -55,10 +55,7 @@ pub(super) fn resolve(path: &Path, options: &OpenOptions) -> Result<FileSet> {
         return Ok(FileSet::without_index(vec![path.to_owned()]));
     }
     let is_url = matches!(name, SourceName::Url(_));
-    if let Some(url) = name.mistyped_url().filter(|_| !path.exists()) {
-        let reason = "a URL has '//' after its scheme; give it as text: objects for paths leave one out";
-        return Err(Error::InvalidOption { option: "path", value: url, reason: reason.into() });
-    }
+    name.check_meant()?;
     if !is_url && path.is_dir() {
         return resolve_directory(path, list(path)?, options);
     }

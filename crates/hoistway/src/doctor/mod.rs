@@ -88,7 +88,18 @@ pub fn examine_with<P: AsRef<Path>>(paths: &[P], options: &OpenOptions) -> Vec<C
     checks.extend(windows::adapters());
     for path in paths {
         let path = path.as_ref();
-        checks.extend(match SourceName::from(path) {
+        let source = SourceName::from(path);
+        if let Err(error) = source.check_meant() {
+            let name = format!("{}: access", source.shown());
+            checks.push(Check {
+                name,
+                status: Status::Broken,
+                finding: error.to_string(),
+                fix: String::new(),
+            });
+            continue;
+        }
+        checks.extend(match source {
             #[cfg(feature = "objects")]
             SourceName::Url(url) => objects::checks(&url, options),
             _ => path_checks(path),

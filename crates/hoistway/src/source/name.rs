@@ -1,6 +1,7 @@
 //! Names of sources.
 #![forbid(unsafe_code)]
 
+use crate::{Error, Result};
 use std::{
     fmt,
     path::{Path, PathBuf},
@@ -34,16 +35,30 @@ impl SourceName {
     /// What logs and timelines show: of a URL neither user, password, query nor fragment, any of which may be a secret.
     pub(crate) fn shown(&self) -> String {
         match self {
-            Self::Path(path) => path.display().to_string(),
+            Self::Path(path) => self.mistyped_url().unwrap_or_else(|| path.display().to_string()),
             Self::Url(url) => shown(url),
         }
     }
 
-    /// The URL, as [`SourceName::shown`] has it, that a path stands for which has one slash after a scheme.
-    pub(crate) fn mistyped_url(&self) -> Option<String> {
+    /// The URL, as [`SourceName::shown`] has it, that a path stands for which has one slash after a scheme, as objects for paths
+    /// make it; on Windows, these turn all slashes.
+    fn mistyped_url(&self) -> Option<String> {
         let Self::Path(path) = self else { return None };
-        let (scheme, rest) = path.to_str()?.split_once(":/")?;
-        SCHEMES.contains(&scheme).then(|| shown(&format!("{scheme}://{rest}")))
+        let (scheme, rest) = path.to_str()?.split_once(':')?;
+        let rest = rest.strip_prefix(['/', '\\'])?;
+        SCHEMES.contains(&scheme).then(|| shown(&format!("{scheme}://{}", rest.replace('\\', "/"))))
+    }
+
+    /// Fails for a path that is meant as a URL, unless there is such a file.
+    pub(crate) fn check_meant(&self) -> Result<()> {
+        match self.mistyped_url().filter(|_| !self.as_path().exists()) {
+            None => Ok(()),
+            Some(url) => {
+                let reason =
+                    "a URL has '//' after its scheme; give it as text: objects for paths leave one out";
+                Err(Error::invalid_option("path", url, reason))
+            }
+        }
     }
 
     /// Whether it is the URL of a web server with a query. Such a URL, which may be signed, names one file: no index of
@@ -129,6 +144,7 @@ mod tests {
         for (text, expected) in [
             ("https:/host/a.gguf?sig=canary", Some("https://host/a.gguf")),
             ("s3:/bucket/a.gguf", Some("s3://bucket/a.gguf")),
+            (r"https:\me:canary@host\a.gguf?sig=canary", Some("https://host/a.gguf")),
             ("s3://bucket/a.gguf", None),
             ("models:/a.gguf", None),
             ("/models/https:/a.gguf", None),
