@@ -512,6 +512,30 @@ fn a_header_that_is_invalid_is_not_left_in_the_nodes_cache() {
     }
 }
 
+/// It opens for nobody, so that no load compares it.
+#[test]
+fn a_header_that_contradicts_its_index_is_not_left_in_the_nodes_cache() {
+    // The flipped bit is of the name.
+    let (text, name) = ("a".repeat(1 << 20), "b".repeat(600_000));
+    let header = format!(
+        r#"{{"__metadata__":{{"text":"{text}"}},"{name}":{{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}}}"#
+    );
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), b"123456789"].concat();
+    let server = serve(&file);
+    let index = format!(r#"{{"weight_map":{{"{name}":"model.safetensors"}}}}"#);
+    server.put("models/llama/model.safetensors.index.json", index.as_bytes());
+    let folder = tempfile::tempdir().unwrap();
+    let cache = NodeCache::open(folder.path(), Some(1 << 30)).unwrap();
+    let url = "s3://models/llama/model.safetensors.index.json";
+    let open = || Checkpoint::open_with(&[url], &options(&server).cache(cache.clone()));
+    server.fail(Faults { spares_first: true, ..Faults::every(1, Fault::Flip) });
+    let error = open().unwrap_err();
+    assert!(matches!(error, Error::InvalidIndex { .. }), "{error:?}");
+    cache.flush();
+    server.fail(Faults::default());
+    open().unwrap();
+}
+
 /// What is proven holds no wrong bytes: those that came are of the store, or were compared with something else.
 #[test]
 fn a_cache_that_is_proven_keeps_what_it_holds_whatever_comes_from_the_store() {

@@ -154,7 +154,7 @@ impl Catalog {
     ) -> Result<(Self, Vec<Arc<dyn Source>>)> {
         let mut builder = Builder::default();
         let mut sources = Vec::new();
-        let mut split_models = HashSet::new();
+        let (mut split_models, mut opened) = (HashSet::new(), Vec::new());
         let names: Vec<_> = paths.iter().map(AsRef::as_ref).collect();
         for path in registry::pinned(&names, options)? {
             let set = discover::resolve(&path, options)?;
@@ -162,14 +162,19 @@ impl Catalog {
             let found = open::read_headers(&set.files, options).map_err(|error| set.explain(error))?;
             let FileSet { index, notes, .. } = set;
             builder.add_notes(notes);
-            for (source, header) in open::with_siblings(found, &mut split_models, options)? {
-                builder.add_file(source.path(), source.len(), header, index.as_ref())?;
-                builder.add_notes(source.caveat());
-                sources.push(source);
-            }
-            if let Some((path, index)) = &index {
-                builder.check_index(path.as_path(), index, first_file)?;
-            }
+            opened.extend(found.iter().map(|(source, _)| source.clone()));
+            let add = || {
+                for (source, header) in open::with_siblings(found, &mut split_models, &mut opened, options)? {
+                    builder.add_file(source.path(), source.len(), header, index.as_ref())?;
+                    builder.add_notes(source.caveat());
+                    sources.push(source);
+                }
+                match &index {
+                    Some((path, index)) => builder.check_index(path.as_path(), index, first_file),
+                    None => Ok(()),
+                }
+            };
+            add().inspect_err(|error| open::distrust_headers(&opened, error))?;
         }
         Ok((builder.finish(), sources))
     }

@@ -59,10 +59,12 @@ pub fn header_texts(paths: &[PathBuf], threads: usize) -> Result<Vec<(String, u6
 }
 
 /// The files that were `found`, with all others of those that are part of a split model, in order. `split_models` are
-/// the first files of those that are complete already: any other file of them is not wanted again.
+/// the first files of those that are complete already: any other file of them is not wanted again. Adds the sources that it opens to
+/// `opened`.
 pub(super) fn with_siblings(
     found: Vec<Opened>,
     split_models: &mut HashSet<PathBuf>,
+    opened: &mut Vec<Arc<dyn Source>>,
     options: &OpenOptions,
 ) -> Result<Vec<Opened>> {
     let mut complete = Vec::with_capacity(found.len());
@@ -95,6 +97,7 @@ pub(super) fn with_siblings(
         let missing: Vec<_> =
             siblings.iter().filter(|sibling| !model.contains_key(*sibling)).cloned().collect();
         for (file, header) in read_siblings(&missing, &path, options)? {
+            opened.push(file.clone());
             model.insert(file.path().to_owned(), (file, header));
         }
         let in_order = siblings.iter().filter_map(|sibling| model.remove(sibling)).collect();
@@ -105,6 +108,21 @@ pub(super) fn with_siblings(
         complete.extend(checked_model(part, in_order, &options.cancel_token())?);
     }
     Ok(complete)
+}
+
+/// Has the next opening take headers from their stores which the node's cache gave, if an error says that they do not match each
+/// other or their index: the cache may hold what came with a flipped bit, and no load would compare it.
+pub(super) fn distrust_headers(opened: &[Arc<dyn Source>], error: &Error) {
+    let is_of_headers = matches!(
+        error,
+        Error::InvalidFile { .. }
+            | Error::InvalidIndex { .. }
+            | Error::DuplicateTensor { .. }
+            | Error::NotFound { .. }
+    );
+    if is_of_headers {
+        opened.iter().for_each(|source| source.header_is_invalid());
+    }
 }
 
 fn read_siblings(missing: &[PathBuf], of: &Path, options: &OpenOptions) -> Result<Vec<Opened>> {
