@@ -7,8 +7,8 @@ use crate::{
 };
 use bytesize::ByteSize;
 use hoistway::{
-    Checkpoint, LoadOptions, Report, Route, StreamOptions,
-    cache::{CacheEntry, NodeCache},
+    Checkpoint, Error, LoadOptions, Report, Route, StreamOptions,
+    cache::{CacheEntry, Collected, NodeCache},
     counted,
 };
 use serde_json::json;
@@ -79,7 +79,17 @@ fn verify(choice: &CacheChoice) -> Result<(), Failure> {
 }
 
 fn collect(choice: &CacheChoice) -> Result<(), Failure> {
-    let done = opened(choice)?.collect(choice.cache_bytes)?;
+    let cache = match opened(choice) {
+        // A job may run before the first load.
+        Err(Failure::Hoistway(Error::NotFound { .. })) if choice.json => {
+            return output::write_json(&Collected::default());
+        }
+        Err(Failure::Hoistway(error @ Error::NotFound { .. })) => {
+            return output::write_text(&format!("{error}: nothing to evict"));
+        }
+        cache => cache?,
+    };
+    let done = cache.collect(choice.cache_bytes)?;
     if choice.json {
         return output::write_json(&done);
     }

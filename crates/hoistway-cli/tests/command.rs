@@ -1032,7 +1032,14 @@ fn the_cache_of_the_node_is_filled_shown_checked_and_emptied() {
         (vec!["doctor", "s3://models/large"], 0, "B/s by one connection"),
         (vec!["doctor", "s3://models/none"], 1, "no such object"),
         (vec!["cache", "stat"], 2, "name its directory with --cache or HOISTWAY_CACHE"),
-        (vec!["cache", "stat", "--cache", cache], 2, "there is no cache"),
+        (vec!["cache", "stat", "--cache", cache], 3, "there is no cache"),
+        (vec!["cache", "gc", "--cache", cache], 0, "there is no cache of hoistway in it: nothing to evict"),
+        (vec!["cache", "gc", "--json", "--cache", cache], 0, "\"entries\": 0"),
+        (
+            vec!["doctor", "https:/me:canary@host/a.safetensors?sig=canary"],
+            1,
+            "https://host/a.safetensors: access",
+        ),
         (
             vec!["cache", "warm", "--cache", cache, "--cache-bytes", "1", "s3://models/llama/"],
             1,

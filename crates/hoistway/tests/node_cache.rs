@@ -541,6 +541,16 @@ fn a_folder_that_others_may_write_to_is_refused() {
 }
 
 #[test]
+fn a_cache_that_cannot_be_looked_at_is_not_told_as_missing() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let error = NodeCache::chosen_existing(Some(&file.path().join("cache")), None).unwrap_err();
+    assert!(matches!(&error, Error::Io { operation: "open the cache", .. }), "{error:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let error = NodeCache::chosen_existing(Some(folder.path()), None).unwrap_err();
+    assert!(matches!(error, Error::NotFound { .. }), "{error:?}");
+}
+
+#[test]
 fn a_folder_that_its_group_may_write_to_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();

@@ -135,12 +135,13 @@ impl NodeCache {
     /// Like [`NodeCache::chosen`], for those who look at what is there: no cache is made.
     ///
     /// # Errors
-    /// Those of [`NodeCache::chosen`], and [`Error::InvalidOption`] if there is no cache.
+    /// Those of [`NodeCache::chosen`], and [`Error::NotFound`] if there is no cache.
     pub fn chosen_existing(directory: Option<&Path>, max_bytes: Option<u64>) -> Result<Option<Self>> {
         let Some((directory, most)) = choice(directory, max_bytes)? else { return Ok(None) };
-        if !directory.join(MARKER).exists() {
-            let reason = "there is no cache in it";
-            return Err(Error::invalid_option("cache", directory.display(), reason));
+        let is_there = directory.join(MARKER).try_exists();
+        if !is_there.map_err(|source| io_error("open the cache", &directory, source))? {
+            let reason = "there is no cache of hoistway in it".into();
+            return Err(Error::NotFound { path: directory, reason });
         }
         Self::open(directory, most).map(Some)
     }
