@@ -249,49 +249,55 @@ pub(crate) fn check_stores(
         let tensors: Vec<_> = file.tensors().map(|id| checkpoint.catalog().tensor(id)).collect();
         let loaded = tensors.iter().filter(|entry| loaded.get(&entry.name).is_some()).count();
         let is_whole = loaded == tensors.len();
-        (loaded > 0).then_some((source, object, tensors, is_whole))
+        (loaded > 0).then_some(LoadedObject { source, object, tensors, is_whole })
     });
     let objects: Vec<_> = objects.collect();
     // Before the first is compared: that may take longer than all stores have.
-    let said = parallel::map(&objects, ASKED_AT_ONCE, |(_, object, _, is_whole)| {
-        is_whole.then(|| said_by(object, begun, cancel))
+    let said = parallel::map(&objects, ASKED_AT_ONCE, |own| {
+        own.is_whole.then(|| said_by(own.object, begun, cancel))
     });
     let objects: Vec<_> = objects.into_iter().zip(said).collect();
-    let checked = parallel::map(&objects, parallel::cores(), |((source, _, tensors, _), said)| {
-        if cancel.is_cancelled() {
-            return Err(Error::Cancelled);
-        }
-        let compared = match said {
-            None => Err(PART),
-            Some((Ok(checksum), _)) => {
-                let (len, whole) = (source.len(), 0..source.len());
-                let compared = Comparison::new(len, HeadSums::default(), &[whole], checksum.clone());
-                let Some(compared) = compared else { return Ok((len, Err(PART))) };
-                let mut piece = compared.piece(0);
-                for_all_bytes(&***source, tensors, loaded, cancel, |bytes| piece.add(bytes))?;
-                if let Err(problem) = piece.end() {
-                    discard_kept(source);
-                    let other =
-                        |problem| Error::Internal(format!("a checksum cannot be compared: {problem}"));
-                    return Err(mismatch(source.path(), &problem).unwrap_or_else(|| other(problem)));
-                }
-                compared_by(compared.outcome())
+    let checked =
+        parallel::map(&objects, parallel::cores(), |(LoadedObject { source, tensors, .. }, said)| {
+            if cancel.is_cancelled() {
+                return Err(Error::Cancelled);
             }
-            Some((_, Some(expected))) => {
-                let mut hasher = expected.hasher();
-                for_all_bytes(&***source, tensors, loaded, cancel, |bytes| hasher.update(bytes))?;
-                let (found, checksum) = (hasher.finish(), expected.name());
-                if found != expected.text() {
-                    discard_kept(source);
-                    let path = source.path().to_owned();
-                    return Err(Error::ChecksumMismatch { path, checksum, expected: expected.text(), found });
+            let compared = match said {
+                None => Err(PART),
+                Some((Ok(checksum), _)) => {
+                    let (len, whole) = (source.len(), 0..source.len());
+                    let compared = Comparison::new(len, HeadSums::default(), &[whole], checksum.clone());
+                    let Some(compared) = compared else { return Ok((len, Err(PART))) };
+                    let mut piece = compared.piece(0);
+                    for_all_bytes(&***source, tensors, loaded, cancel, |bytes| piece.add(bytes))?;
+                    if let Err(problem) = piece.end() {
+                        discard_kept(source);
+                        let other =
+                            |problem| Error::Internal(format!("a checksum cannot be compared: {problem}"));
+                        return Err(mismatch(source.path(), &problem).unwrap_or_else(|| other(problem)));
+                    }
+                    compared_by(compared.outcome())
                 }
-                Ok(checksum)
-            }
-            Some((Err(why), None)) => Err(why.reason()),
-        };
-        Ok((source.len(), compared))
-    });
+                Some((_, Some(expected))) => {
+                    let mut hasher = expected.hasher();
+                    for_all_bytes(&***source, tensors, loaded, cancel, |bytes| hasher.update(bytes))?;
+                    let (found, checksum) = (hasher.finish(), expected.name());
+                    if found != expected.text() {
+                        discard_kept(source);
+                        let path = source.path().to_owned();
+                        return Err(Error::ChecksumMismatch {
+                            path,
+                            checksum,
+                            expected: expected.text(),
+                            found,
+                        });
+                    }
+                    Ok(checksum)
+                }
+                Some((Err(why), None)) => Err(why.reason()),
+            };
+            Ok((source.len(), compared))
+        });
     let mut report = ChecksumReport::default();
     for object in checked {
         match object? {
@@ -300,6 +306,16 @@ pub(crate) fn check_stores(
         }
     }
     Ok(report)
+}
+
+/// An object of which tensors are loaded.
+#[cfg(feature = "objects")]
+struct LoadedObject<'a> {
+    source: &'a Arc<dyn Source>,
+    object: &'a Object,
+    tensors: Vec<&'a TensorEntry>,
+    /// Whether all of them are.
+    is_whole: bool,
 }
 
 /// What the store says of an object: the answer to what it was asked as that was opened or, if there is none, to another question, for

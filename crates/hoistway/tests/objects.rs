@@ -920,6 +920,27 @@ fn what_stands_before_the_last_at_sign_is_not_shown() {
     }
 }
 
+#[test]
+fn a_path_that_was_a_url_shows_no_secret() {
+    for path in
+        ["https:/me:canary@host/a.safetensors?sig=canary", r"https:\me:canary@host\a.safetensors?sig=canary"]
+    {
+        let error = Catalog::open(&[path]).unwrap_err();
+        assert_shows_no_secret(&format!("{error} {error:?}"));
+        assert!(error.to_string().contains("https://host/a.safetensors"), "{error}");
+    }
+}
+
+#[test]
+fn where_an_object_is_not_found_it_is_told_how_a_folder_is_written() {
+    let server = Server::start().unwrap();
+    let error = open(&server, "s3://models/none").unwrap_err();
+    assert!(
+        error.to_string().contains("(status 404, NoSuchKey); the URL of a folder ends with '/'"),
+        "{error}"
+    );
+}
+
 /// Requests to a far server are longer, and so would be the memory that they pass through.
 #[test]
 fn a_budget_that_is_enough_for_a_near_server_is_enough_for_a_far_one() {
