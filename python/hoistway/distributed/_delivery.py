@@ -114,7 +114,7 @@ class Delivery:
             self._is_over = True
             return
         try:
-            if not self._is_over:
+            if not (self._is_over or self._is_stuck):
                 # Ctrl-C between two calls reaches the caller, who closes the load.
                 error = sys.exc_info()[1]
                 self._hurry_after(error)
@@ -124,7 +124,7 @@ class Delivery:
                     self._call(lambda: self._leave(reason))
         finally:
             # The reason is raised here once more if it is Ctrl-C: the threads end all the same.
-            self._end()
+            self._end_unless_stuck()
             self._interruption = self._interruption or Stopped()
             self._talker.shutdown(wait=not self._is_stuck)
             self._reader.shutdown()
@@ -433,7 +433,12 @@ class Delivery:
             # The error that is told is the caller's.
             pass
         self._is_stuck = told is not None and not told.done()
-        self._end()
+        self._end_unless_stuck()
+
+    def _end_unless_stuck(self) -> None:
+        """Ends the load, unless the thread that talks to the ranks is still to tell them of it."""
+        if not self._is_stuck:
+            self._end()
 
     def _hurry_after(self, error: BaseException | None) -> None:
         """Limits how long this rank waits for others, which may come much later, once its caller wants to end."""

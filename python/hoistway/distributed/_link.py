@@ -54,7 +54,7 @@ class Link:
         around: The link of the group that this one is a part of, whose ranks errors name.
     """
 
-    _gives_up_at = float("inf")
+    _patience = _gives_up_at = float("inf")
 
     def __init__(self, group: Any, device: str, timeout: float, around: Link | None = None) -> None:
         import torch.distributed as dist  # noqa: PLC0415
@@ -123,18 +123,22 @@ class Link:
         """Waits until something that was started is done."""
         self._guarded(lambda: work.wait(timedelta(seconds=self.timeout)))
 
-    def wait_for_all(self, work: Any, device: str) -> None:
+    def wait_for_all(self, work: Any, device: str, gives_up: bool = False) -> None:
         """Waits until a collective on a device is done, or any rank says that the group broke.
 
         gloo tells of a lost rank only those that have a connection to it. NCCL ends work that is waited for in vain.
         """
         if self._backends.get(device.partition(":")[0]) == "gloo":
-            self._guarded(lambda: self._wait_and_look(work))
+            self._guarded(lambda: self._wait_and_look(work, gives_up))
         else:
             self.wait(work)
 
     def give_up_within(self, seconds: float) -> None:
-        """Lets this rank wait for others no longer than that, where the backend lets it look: with gloo."""
+        """Lets this rank wait no longer than that for others to gather, where the backend lets it look: with gloo.
+
+        Tensors take as long as they take: their ranks are there.
+        """
+        self._patience = min(self._patience, seconds)
         self._gives_up_at = min(self._gives_up_at, time.monotonic() + seconds)
 
     def name_roll(self, roll: str) -> None:
@@ -169,7 +173,9 @@ class Link:
         options: Any = distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]
         options.timeout = timedelta(seconds=self.timeout)
         self.wait_for_all(
-            self._guarded(lambda: self._group.allgather([gathered], [mine], options)), self._notes_device
+            self._guarded(lambda: self._group.allgather([gathered], [mine], options)),
+            self._notes_device,
+            gives_up=True,
         )
         return gathered
 
@@ -184,9 +190,10 @@ class Link:
                 f"{named} ended, or did not answer within {self.timeout:g} s: {error}", rank=lost
             ) from error
 
-    def _wait_and_look(self, work: Any) -> None:
-        deadline = time.monotonic() + self.timeout
-        while (left := min(deadline, self._around._gives_up_at) - time.monotonic()) > LOOK_SECONDS:
+    def _wait_and_look(self, work: Any, gives_up: bool) -> None:
+        started = time.monotonic()
+        deadline = started + self.timeout
+        while (left := min(deadline, self._giving_up(started, gives_up)) - time.monotonic()) > LOOK_SECONDS:
             try:
                 work.wait(timedelta(seconds=LOOK_SECONDS))
             except RuntimeError:
@@ -197,9 +204,14 @@ class Link:
                 return
             if self._around._is_broken():
                 raise RuntimeError("another rank found the group broken")
-        if self._around._gives_up_at < deadline:
+        if self._giving_up(started, gives_up) < deadline and not work.is_completed():
             self._abort()
         work.wait(timedelta(seconds=max(left, 0.001)))
+
+    def _giving_up(self, started: float, gives_up: bool) -> float:
+        """When a wait ends early. One that begins later has all of the time too: tensors may have come in between."""
+        link = self._around
+        return max(link._gives_up_at, started + link._patience) if gives_up else float("inf")
 
     def _abort(self) -> None:
         """Closes the connections of gloo, if this torch can: other ranks shall fail rather than wait for this one."""

@@ -24,6 +24,7 @@ from conftest import make_cold, serving, write_model
 from hoistway import distributed as wd
 from hoistway.distributed import _catalog, _delivery, _link, _load
 from hoistway.distributed._delivery import Delivery
+from hoistway.distributed._exchange import Exchange
 from hoistway.distributed._link import Link
 from hoistway.errors import DistributedError, ForkedError
 from interrupting import interrupt_main_when
@@ -590,6 +591,64 @@ def test_ctrl_c_does_not_wait_for_a_rank_that_comes_much_later(tmp_path: Path, p
         on_ranks(interrupted_alone, 2, tmp_path, model(tmp_path), str(tmp_path / "mark"), presses)
     )
     assert [outcome.error for outcome in outcomes] == ["KeyboardInterrupt", "DistributedError"], outcomes
+
+
+def interrupted_without_looking(rank: int, path: str, mark: str) -> Outcome:
+    """As with backends that only wait. Rank 1 comes once rank 0's load has ended, but for the thread that waits."""
+    Link.wait_for_all = lambda link, work, *_, **__: link.wait(work)  # type: ignore[assignment, method-assign]
+    if rank == 1:
+        until(Path(mark).exists)
+        return attempt(lambda: wd.load_file(path, strategy="own", timeout=40))
+    _delivery.INTERRUPTED_SECONDS = _delivery.GIVING_UP_SECONDS = 0.05
+    interrupt_main_when("result")
+    outcome = attempt(lambda: wd.load_file(path, strategy="own", timeout=40))
+    Path(mark).touch()
+    until(lambda: threading.active_count() == 1)
+    return outcome
+
+
+def test_a_thread_that_its_rank_left_behind_tells_the_others(tmp_path: Path) -> None:
+    outcomes = on_ranks(interrupted_without_looking, 2, tmp_path, model(tmp_path), str(tmp_path / "mark"))
+    pressed, seen = values(outcomes)
+    assert pressed.error == "KeyboardInterrupt", pressed
+    assert (seen.error, seen.rank, seen.kind) == ("DistributedError", 0, "KeyboardInterrupt"), seen
+
+
+def interrupted_while_tensors_come(rank: int, path: str, mark: str) -> tuple[Outcome, float]:
+    """Rank 1 sends its tensors after rank 0's time to wait for ranks that are not there is over."""
+    carry_out, is_broken = Exchange.carry_out, Link._is_broken
+
+    def press_and_carry_out(exchange: Exchange, prepared: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return carry_out(exchange, prepared)
+
+    def carry_out_late(exchange: Exchange, prepared: Any) -> Any:
+        until(Path(mark).exists)
+        return carry_out(exchange, prepared)
+
+    def let_time_pass(link: Link) -> bool:
+        if link._gives_up_at == 0.0:
+            Path(mark).touch()
+        elif link._gives_up_at < float("inf"):
+            link._gives_up_at = 0.0
+        return is_broken(link)
+
+    if rank == 0:
+        Link._is_broken = let_time_pass  # type: ignore[method-assign]
+    Exchange.carry_out = press_and_carry_out if rank == 0 else carry_out_late  # type: ignore[method-assign]
+    outcome = attempt(lambda: wd.load_file(path, strategy="share", timeout=40))
+    Path(mark).touch()
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return outcome, total.item()
+
+
+def test_ctrl_c_while_tensors_come_leaves_the_group_usable(tmp_path: Path) -> None:
+    outcomes = on_ranks(interrupted_while_tensors_come, 2, tmp_path, model(tmp_path), str(tmp_path / "mark"))
+    (pressed, first), (seen, second) = values(outcomes)
+    assert pressed.error == "KeyboardInterrupt", pressed
+    assert (seen.error, seen.rank, seen.kind) == ("DistributedError", 0, "KeyboardInterrupt"), seen
+    assert first == second == 2
 
 
 def forked(_rank: int, path: str, what: str) -> tuple[int, int]:
