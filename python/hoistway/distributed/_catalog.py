@@ -140,19 +140,34 @@ def _entry(name: str, dtype: str, shape: tuple[int, ...], block_len: int) -> Ent
 
 def _elements(checkpoint: Checkpoint, entries: Sequence[Entry], wanted: Sequence[bool]) -> dict[str, Element]:
     """How the framework holds each type, learnt by loading as good as nothing of one tensor of each."""
-    samples: dict[str, tuple[tuple[bool, bool, bool], Entry]] = {}
-    for entry, is_wanted in zip(entries, wanted, strict=True):
-        worth = (is_wanted, *_worth(entry))
-        if entry.dtype not in samples or worth > samples[entry.dtype][0]:
-            samples[entry.dtype] = worth, entry
-    elements = _sampled(checkpoint, [entry for (is_wanted, *_), entry in samples.values() if is_wanted])
-    for (is_wanted, *_), entry in samples.values():
-        if not is_wanted:
-            # Other ranks may want such a tensor. If it cannot be loaded, they fail, and it counts as without bytes.
-            with suppress(UnsupportedDtypeError, SliceError):
-                elements.update(_sampled(checkpoint, [entry]))
-            elements.setdefault(entry.dtype, Element(None, 0, 1))
+    by_type: dict[str, list[Entry]] = {}
+    for entry in sorted(entries, key=_worth, reverse=True):
+        by_type.setdefault(entry.dtype, []).append(entry)
+    # Whatever ranks want, they must take the same samples, as sizes decide the plan.
+    with suppress(UnsupportedDtypeError, SliceError):
+        return _sampled(checkpoint, [first for first, *_ in by_type.values()])
+    wants = {entry.dtype: entry for entry, is_wanted in zip(entries, wanted, strict=True) if is_wanted}
+    elements = {}
+    for dtype, candidates in by_type.items():
+        element = _first_sampled(checkpoint, candidates)
+        if element is None and dtype in wants:
+            element = _sampled(checkpoint, [wants[dtype]])[dtype]
+        # If another rank wants one that cannot be loaded, it fails.
+        elements[dtype] = element or Element(None, 0, 1)
     return elements
+
+
+def _first_sampled(checkpoint: Checkpoint, candidates: Sequence[Entry]) -> Element | None:
+    for entry in candidates:
+        try:
+            return _sampled(checkpoint, [entry])[entry.dtype]
+        except SliceError:
+            continue
+        except UnsupportedDtypeError:
+            # Files may differ in the order of bytes.
+            if len(checkpoint.files()) == 1:
+                return None
+    return None
 
 
 def _sampled(checkpoint: Checkpoint, samples: Sequence[Entry]) -> dict[str, Element]:

@@ -332,6 +332,35 @@ def test_types_that_cannot_be_loaded_may_be_left_out(tmp_path: Path) -> None:
         assert timeout[0] == "OptionError"
 
 
+def sizes_of_unlike_wants(rank: int, f4: str, mixed: list[str]) -> list[Any]:
+    cases: list[tuple[Any, list[list[str]]]] = [
+        (f4, [["e", "c"], ["f", "c"]]),
+        (mixed, [["little", "bytes"], ["bytes"]]),
+    ]
+    arguments: dict[str, Any] = {"strategy": "share", "max_in_flight": "6MiB", "timeout": 40}
+    outcomes = [
+        attempt(lambda paths=paths, wants=wants: sorted(wd.load_file(paths, select=wants[rank], **arguments)))
+        for paths, wants in cases
+    ]
+    return [outcome.value or (outcome.error, outcome.message) for outcome in outcomes]
+
+
+def test_ranks_that_want_different_tensors_of_a_type_plan_alike(tmp_path: Path) -> None:
+    # The empty tensor does not show how long a pair is, nor does the big-endian one how long a number is.
+    shapes = {"e": ("F4", [0]), "f": ("F4", [2000, 2000]), "c": ("U8", [2000, 1000])}
+    f4 = write_model(tmp_path / "m.safetensors", shapes)
+    numbers = Tensor("little", [1000, 1000], "F32", data=bytes(4_000_000))
+    single = Tensor("bytes", [4096], "I8", data=bytes(4096))
+    mixed = [tmp_path / "big.gguf", tmp_path / "little.gguf"]
+    mixed[0].write_bytes(File([], [Tensor("big", [8, 8], "F32", data=bytes(256))], order=">").to_bytes())
+    mixed[1].write_bytes(File([], [numbers, single]).to_bytes())
+    first, second = values(
+        on_ranks(sizes_of_unlike_wants, 2, tmp_path, str(f4), [str(path) for path in mixed])
+    )
+    assert first == [["c", "e"], ["bytes", "little"]]
+    assert second == [["c", "f"], ["bytes"]]
+
+
 def test_a_group_may_be_a_part_of_the_ranks(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {"t": ("BF16", [9, 8])})
     apart, first, second = values(on_ranks(outside, 3, tmp_path, str(path)))
