@@ -36,8 +36,8 @@ Priority = Literal["demand", "prefetch", "background"]
 class Reader:
     """Reads tensors of a checkpoint on request. It keeps its threads between requests.
 
-    Tensors lie in memory as they do in blocks of the file. Where a file's header has an odd length, as early files
-    have, elements are not aligned; `load_file` aligns them.
+    Tensors lie in memory as they do in blocks of the file. Where tensors of a file do not begin at multiples of
+    their elements' size, as in early files, elements are not aligned; `load_file` aligns them.
 
     Examples:
         >>> with hoistway.Reader("model.safetensors") as reader:  # doctest: +SKIP
