@@ -384,7 +384,9 @@ int close(int descriptor) {
                      (fcntl(descriptor, F_GETFL) & O_ACCMODE) != O_RDONLY &&
                      readlink(link, path, sizeof path - 1) > 0 && strstr(path, getenv("WITH_QUOTA"));
     int outcome = closed(descriptor);
-    if (is_written) {
+    const char *below = getenv("BELOW");
+    // The file that is being closed, without what it was before it had its length.
+    if (is_written && (!below || (found.st_size && found.st_size < atoi(below)))) {
         errno = EDQUOT;
         return -1;
     }
@@ -420,6 +422,39 @@ def test_what_a_file_system_says_at_close_fails_the_save(tmp_path: Path, sync: b
     """
     done = run(script, folder, sync, LD_PRELOAD=str(library), WITH_QUOTA=folder.name)
     assert done.stdout.count("close failed on") == 3, (done.stdout, done.stderr)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("has_index", [True, False])
+def test_an_index_that_a_quota_has_no_room_for_leaves_all_as_it_was(
+    tmp_path: Path, sync: bool, has_index: bool
+) -> None:
+    (tmp_path / "quota.c").write_text(QUOTA)
+    library = tmp_path / "quota.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "quota.c", "-ldl"], check=True)
+    folder = tmp_path / "with quota"
+    folder.mkdir()
+    tensors = {"a": np.zeros(9000), "b": np.zeros(9000)}
+    if has_index:
+        hoistway.save_sharded(tensors, folder, max_shard_size="80KB")
+    else:
+        hoistway.save_file(tensors, folder / "model.safetensors")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    script = """
+        import sys
+        import numpy as np
+        import hoistway
+        folder, sync = sys.argv[1], sys.argv[2] == "True"
+        tensors = {"a": np.ones(5000), "b": np.ones(5000)}
+        for size in ("50KB", "1GB"):
+            try:
+                hoistway.save_sharded(tensors, folder, max_shard_size=size, sync=sync)
+            except hoistway.errors.StorageError as error:
+                print(error)
+    """
+    done = run(script, folder, sync, LD_PRELOAD=str(library), WITH_QUOTA=folder.name, BELOW="4000")
+    assert f"close failed on {folder}/model.safetensors.index.json" in done.stdout, done.stderr
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 

@@ -354,6 +354,8 @@ impl<'a> Commit<'a> {
         };
         write().map_err(|source| io_error("write", &path, source))?;
         self.permissions.give(temp.opened()?, &path, &mut report.notes);
+        // Where a quota is full, the index is what it has no room for. No shard has its name yet.
+        temp.close_copy(&path)?;
         Ok(temp)
     }
 

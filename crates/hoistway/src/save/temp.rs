@@ -95,13 +95,11 @@ impl TempFile {
 
     /// Closes a file of a set, which messages call `shown`.
     pub(super) fn close(&mut self, shown: &Path) -> Result<()> {
-        self.close_copy(shown)?;
-        self.file = None;
-        Ok(())
+        self.file.take().map_or(Ok(()), files::close).map_err(|source| io_error("close", shown, source))
     }
 
     /// Fails if the file system says, as a file is closed, that what was written is lost.
-    fn close_copy(&self, shown: &Path) -> Result<()> {
+    pub(super) fn close_copy(&self, shown: &Path) -> Result<()> {
         self.file.iter().try_for_each(files::close_copy).map_err(|source| io_error("close", shown, source))
     }
 
@@ -134,9 +132,8 @@ impl TempFile {
         Ok(())
     }
 
-    /// Gives it its name, unless a file has that: `false` then.
+    /// Gives a file that is closed its name, unless a file has that: `false` then.
     pub(super) fn persist_new(&mut self, path: &Path) -> Result<bool> {
-        self.close_copy(path)?;
         #[cfg(test)]
         super::crash_tests::step(super::crash_tests::Step::Rename(self.path.clone(), path.to_owned()));
         match folders::rename_new(&self.path, path) {

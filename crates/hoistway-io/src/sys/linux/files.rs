@@ -314,9 +314,16 @@ pub fn write_vectored_at(file: &File, slices: &[IoSlice<'_>], offset: u64) -> io
 /// # Errors
 /// The system's.
 pub fn close_copy(file: &File) -> io::Result<()> {
-    let copy = file.try_clone()?.into_raw_fd();
+    close(file.try_clone()?)
+}
+
+/// Closes a file, and returns what the file system says of what was written, as [`close_copy`] does.
+///
+/// # Errors
+/// The system's.
+pub fn close(file: File) -> io::Result<()> {
     // SAFETY: the descriptor is this function's own.
-    match unsafe { libc::close(copy) } {
+    match unsafe { libc::close(file.into_raw_fd()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

@@ -478,6 +478,14 @@ pub fn close_copy(_: &File) -> io::Result<()> {
     Ok(())
 }
 
+/// Closes a file.
+///
+/// # Errors
+/// None.
+pub fn close(_: File) -> io::Result<()> {
+    Ok(())
+}
+
 /// Unlocks a file. One that was not locked need not be unlocked.
 pub fn unlock(file: &File) {
     // SAFETY: the handle is open, and the structure is used until the lock is gone.
