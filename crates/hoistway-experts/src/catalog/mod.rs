@@ -400,11 +400,13 @@ impl ExpertCatalog {
         position.ok_or(Error::NoSuchExpert { layer, expert, experts })
     }
 
-    /// Position of a dense tensor among all units, if a store can read it.
+    /// Whether a store can read a dense tensor.
+    pub(crate) fn check_dense_readable(&self, name: &str) -> Result<()> {
+        self.unreadable.get(name).map_or(Ok(()), |error| Err(hoistway::Error::from(error.clone()).into()))
+    }
+
+    /// Position of a dense tensor among all units.
     pub(crate) fn dense_position(&self, name: &str) -> Result<usize> {
-        if let Some(error) = self.unreadable.get(name) {
-            return Err(hoistway::Error::from(error.clone()).into());
-        }
         let position = self.dense_by_name.get(name).copied();
         position.ok_or_else(|| {
             let is_expert = self.stacked.iter().any(|stacked| &**stacked == name);

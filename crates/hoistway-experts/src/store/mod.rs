@@ -221,7 +221,7 @@ impl Store {
     /// [`Error::NoSuchTensor`]; [`Error::Engine`] if a tensor is big-endian or of an unknown type; and those of
     /// [`ensure`](Self::ensure).
     pub fn ensure_tensors<S: AsRef<str>>(&self, names: &[S]) -> Result<Lease> {
-        leased(self.request(self.tensor_positions(names)?, |_| ())?)
+        leased(self.request(self.readable_positions(names)?, |_| ())?)
     }
 
     /// Like [`ensure_tensors`](Self::ensure_tensors), and does not wait.
@@ -229,7 +229,7 @@ impl Store {
     /// # Errors
     /// [`Error::NoSuchTensor`], [`Error::Engine`], [`Error::BatchTooLarge`], [`Error::Closed`].
     pub fn ensure_tensors_async<S: AsRef<str>>(&self, names: &[S]) -> Result<Ticket> {
-        let (request, _) = self.request(self.tensor_positions(names)?, |_| ())?;
+        let (request, _) = self.request(self.readable_positions(names)?, |_| ())?;
         Ok(Ticket::new(request))
     }
 
@@ -413,6 +413,13 @@ impl Store {
             self.door.shared.catalog.expert_position(ExpertId { layer, expert: 0 })?;
         }
         experts.iter().map(position).collect()
+    }
+
+    /// Positions of tensors that are to be read.
+    fn readable_positions<S: AsRef<str>>(&self, names: &[S]) -> Result<Vec<usize>> {
+        let catalog = &self.door.shared.catalog;
+        names.iter().try_for_each(|name| catalog.check_dense_readable(name.as_ref()))?;
+        self.tensor_positions(names)
     }
 
     fn tensor_positions<S: AsRef<str>>(&self, names: &[S]) -> Result<Vec<usize>> {

@@ -95,6 +95,9 @@ fn what_has_no_meaning_in_memory_is_refused_by_all_that_reads_tensors() {
         let options = StoreOptions::default().budget_bytes(1 << 20);
         let store = Store::open(catalog, files, Box::new(Lru::default()), &options).unwrap();
         assert!(is_refused(store.ensure_tensors(&["blk.0.attn_q.weight"])));
+        // What reads nothing needs no meaning.
+        assert!(!store.is_tensor_resident("blk.0.attn_q.weight").unwrap());
+        assert_eq!(store.evict_tensors(&["blk.0.attn_q.weight"]).unwrap(), 0);
         assert!(is_refused(store.ensure_tensors_async(&["blk.0.bytes", "blk.0.attn_q.weight"])));
         let lease = store.ensure_tensors(&["blk.0.bytes"]).unwrap();
         let found = lease.units().next().unwrap().parts().next().unwrap().bytes().unwrap().to_vec();
