@@ -13,7 +13,6 @@ use crate::{
 };
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -255,7 +254,7 @@ fn invalid(path: &Path, problem: impl Into<FormatError>) -> Error {
 pub(crate) fn gguf_error(of: &dyn Source, problem: GgufError, cancel: &Cancel) -> Error {
     match problem {
         GgufError::Io { .. } if cancel.is_cancelled() => Error::Cancelled,
-        GgufError::Io { range, source } if source.kind() == io::ErrorKind::OutOfMemory => {
+        GgufError::Allocation { range, source } => {
             Error::Allocation { bytes: range.len(), kind: "memory for a part of a header", source }
         }
         GgufError::Io { range, source } => of.read_error(range, None, source),
@@ -267,6 +266,21 @@ pub(crate) fn gguf_error(of: &dyn Source, problem: GgufError, cancel: &Cancel) -
 mod tests {
     use super::*;
     use std::{fs::File, io::Write};
+
+    #[test]
+    fn a_file_system_without_memory_is_an_error_of_the_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.gguf");
+        std::fs::write(&path, [0; 64]).unwrap();
+        let source = registry::open(&path, &OpenOptions::default()).unwrap();
+        let error = || std::io::ErrorKind::OutOfMemory.into();
+        let range = ByteRange::at(0, 9).unwrap();
+        let found = gguf_error(&*source, GgufError::Io { range, source: error() }, &Cancel::default());
+        assert!(matches!(&found, Error::Io { path: named, .. } if *named == path), "{found:?}");
+        let found =
+            gguf_error(&*source, GgufError::Allocation { range, source: error() }, &Cancel::default());
+        assert!(matches!(found, Error::Allocation { bytes: 9, .. }), "{found:?}");
+    }
 
     #[test]
     fn a_file_that_is_written_while_its_header_is_read_is_refused() {

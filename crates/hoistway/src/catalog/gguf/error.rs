@@ -55,6 +55,15 @@ pub enum GgufError {
         #[source]
         source: io::Error,
     },
+    /// There was no memory for a part of the header.
+    #[error("there is no memory for bytes {range}: {source}")]
+    Allocation {
+        /// The bytes.
+        range: ByteRange,
+        /// The system's own error.
+        #[source]
+        source: io::Error,
+    },
     /// The first bytes are others.
     #[error("no GGUF magic at byte {offset}: {}", beginning(found))]
     NoMagic {
@@ -384,7 +393,7 @@ impl GgufError {
     /// The byte of the file where it was noticed, if there is one.
     pub fn offset(&self) -> Option<u64> {
         match self {
-            Self::Io { range, .. } => Some(range.start()),
+            Self::Io { range, .. } | Self::Allocation { range, .. } => Some(range.start()),
             Self::NoMagic { offset, .. }
             | Self::PastEnd { offset, .. }
             | Self::TooMany { offset, .. }

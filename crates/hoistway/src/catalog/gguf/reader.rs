@@ -241,12 +241,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Fills `buffer` from a source.
 /// Memory for `len` elements that the bytes `range` hold.
 pub(super) fn zeroed<T: Clone + Default>(len: u64, range: ByteRange) -> Result<Vec<T>, GgufError> {
-    memory::zeroed(len).map_err(|source| GgufError::Io { range, source })
+    memory::zeroed(len).map_err(|source| GgufError::Allocation { range, source })
 }
 
+/// Fills `buffer` from a source.
 pub(super) fn read(source: &dyn ByteSource, buffer: &mut [u8], offset: u64) -> Result<(), GgufError> {
     let range = ByteRange::at(offset, buffer.len() as u64).unwrap_or_default();
     source.read_exact_at(buffer, offset).map_err(|source| GgufError::Io { range, source })

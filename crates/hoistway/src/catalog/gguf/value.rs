@@ -228,7 +228,7 @@ impl Array {
     /// Reads all elements.
     ///
     /// # Errors
-    /// [`GgufError::Io`], or [`GgufError::NotUtf8`] for a string that is not text.
+    /// [`GgufError::Io`], [`GgufError::Allocation`], or [`GgufError::NotUtf8`] for a string that is not text.
     pub fn read(&self, source: &dyn ByteSource) -> Result<ArrayValues, GgufError> {
         macro_rules! numbers {
             ($variant:ident, $number:ty) => {{
@@ -263,7 +263,7 @@ impl Array {
     /// Reads the bytes of all numbers or booleans, lowest byte first in each.
     ///
     /// # Errors
-    /// [`GgufError::Io`]; [`GgufError::ElementType`] of strings and arrays.
+    /// [`GgufError::Io`], [`GgufError::Allocation`]; [`GgufError::ElementType`] of strings and arrays.
     pub fn read_bytes(&self, source: &dyn ByteSource) -> Result<Vec<u8>, GgufError> {
         self.number_width()?;
         // The range was in the file when the array was found: what is allocated here was there once.
@@ -312,7 +312,7 @@ impl Array {
     /// Finds the arrays of an array of arrays, and leaves them in the file.
     ///
     /// # Errors
-    /// [`GgufError::Io`]; [`GgufError::ElementType`] if the elements are no arrays.
+    /// [`GgufError::Io`], [`GgufError::Allocation`]; [`GgufError::ElementType`] if the elements are no arrays.
     pub fn arrays(&self, source: &dyn ByteSource) -> Result<Vec<Self>, GgufError> {
         let mut reader = self.reader_of(ValueType::Array, "arrays", source)?;
         (0..self.len).map(|_| super::parse::array_of_array(&mut reader, &self.key)).collect()
