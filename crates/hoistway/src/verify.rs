@@ -4,7 +4,7 @@
 use crate::{
     Cancel, Checkpoint, Dtype, Error, Loaded, Result, Tensor, TensorMemory,
     catalog::{TensorEntry, TensorId},
-    parallel, save,
+    memory, parallel, save,
     source::Source,
 };
 #[cfg(feature = "objects")]
@@ -21,6 +21,7 @@ use std::{sync::Arc, time::Duration};
 
 /// Bytes that are read and hashed at once.
 const STEP_BYTES: usize = 1 << 20;
+const BUFFER: &str = "memory for bytes to be hashed";
 /// How long a verification waits for the checksums of stores that have not said them in time for the load.
 #[cfg(feature = "objects")]
 const STORE_PATIENCE: Duration = Duration::from_secs(30);
@@ -359,7 +360,7 @@ fn for_all_bytes(
     cancel: &Cancel,
     mut came: impl FnMut(&[u8]),
 ) -> Result<()> {
-    let mut buffer = vec![0; STEP_BYTES];
+    let mut buffer = memory::zeroed(STEP_BYTES as u64, BUFFER)?;
     let mut at = 0;
     let ends = tensors.iter().map(|entry| (entry.bytes.start(), Some(entry))).chain([(source.len(), None)]);
     for (end, entry) in ends {
@@ -394,7 +395,7 @@ fn digest_of_file(
     progress: &impl Fn(u64) -> ControlFlow<()>,
 ) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; STEP_BYTES.min(entry.bytes.len() as usize)];
+    let mut buffer = memory::zeroed(entry.bytes.len().min(STEP_BYTES as u64), BUFFER)?;
     let mut offset = entry.bytes.start();
     while offset < entry.bytes.end() {
         let len = buffer.len().min((entry.bytes.end() - offset) as usize);

@@ -224,7 +224,11 @@ impl DeviceBlock {
 
     /// Calls `came` with copies of the bytes in host memory, `step` of them at a time.
     pub(crate) fn read_back_in_steps(&self, step: usize, mut came: impl FnMut(&[u8])) -> Result<()> {
-        let mut buffer = vec![0; step.min(usize::try_from(self.len()).unwrap_or(step))];
+        if self.len() == 0 {
+            return Ok(());
+        }
+        let mut buffer =
+            super::zeroed(self.len().min(step as u64), "memory for a copy of a part of a tensor")?;
         let copies = CopyStream::new(self.device())?;
         let mut at = 0;
         while at < self.len() {
