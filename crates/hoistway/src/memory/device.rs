@@ -224,7 +224,7 @@ impl DeviceBlock {
 
     /// Calls `came` with copies of the bytes in host memory, `step` of them at a time.
     pub(crate) fn read_back_in_steps(&self, step: usize, mut came: impl FnMut(&[u8])) -> Result<()> {
-        if self.len() == 0 {
+        if self.is_empty() {
             return Ok(());
         }
         let mut buffer =
