@@ -522,18 +522,22 @@ fn a_header_that_contradicts_its_index_is_not_left_in_the_nodes_cache() {
     );
     let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), b"123456789"].concat();
     let server = serve(&file);
-    let index = format!(r#"{{"weight_map":{{"{name}":"model.safetensors"}}}}"#);
-    server.put("models/llama/model.safetensors.index.json", index.as_bytes());
-    let folder = tempfile::tempdir().unwrap();
-    let cache = NodeCache::open(folder.path(), Some(1 << 30)).unwrap();
-    let url = "s3://models/llama/model.safetensors.index.json";
-    let open = || Checkpoint::open_with(&[url], &options(&server).cache(cache.clone()));
-    server.fail(Faults { spares_first: true, ..Faults::every(1, Fault::Flip) });
-    let error = open().unwrap_err();
-    assert!(matches!(error, Error::InvalidIndex { .. }), "{error:?}");
-    cache.flush();
-    server.fail(Faults::default());
-    open().unwrap();
+    // A long index is not kept either.
+    for text in ["", &text] {
+        let index =
+            format!(r#"{{"metadata":{{"text":"{text}"}},"weight_map":{{"{name}":"model.safetensors"}}}}"#);
+        server.put("models/llama/model.safetensors.index.json", index.as_bytes());
+        let folder = tempfile::tempdir().unwrap();
+        let cache = NodeCache::open(folder.path(), Some(1 << 30)).unwrap();
+        let url = "s3://models/llama/model.safetensors.index.json";
+        let open = || Checkpoint::open_with(&[url], &options(&server).cache(cache.clone()));
+        server.fail(Faults { spares_first: true, ..Faults::every(1, Fault::Flip) });
+        let error = open().unwrap_err();
+        assert!(matches!(error, Error::InvalidIndex { .. }), "{error:?}");
+        cache.flush();
+        server.fail(Faults::default());
+        open().unwrap();
+    }
 }
 
 /// What is proven holds no wrong bytes: those that came are of the store, or were compared with something else.

@@ -162,6 +162,7 @@ impl Catalog {
             let found = open::read_headers(&set.files, options).map_err(|error| set.explain(error))?;
             let FileSet { index, notes, .. } = set;
             builder.add_notes(notes);
+            let first_opened = opened.len();
             opened.extend(found.iter().map(|(source, _)| source.clone()));
             let add = || {
                 for (source, header) in open::with_siblings(found, &mut split_models, &mut opened, options)? {
@@ -174,7 +175,9 @@ impl Catalog {
                     None => Ok(()),
                 }
             };
-            add().inspect_err(|error| open::distrust_headers(&opened, error))?;
+            add().inspect_err(|error| {
+                open::distrust_headers(&opened[first_opened..], index.is_some(), error);
+            })?;
         }
         Ok((builder.finish(), sources))
     }

@@ -109,18 +109,19 @@ pub(super) fn with_siblings(
     Ok(complete)
 }
 
-/// Has the next opening take headers from their stores which the node's cache gave, if an error says that they do not match each
-/// other or their index: the cache may hold what came with a flipped bit, and no load would compare it.
-pub(super) fn distrust_headers(opened: &[Arc<dyn Source>], error: &Error) {
-    let is_of_headers = matches!(
-        error,
-        Error::InvalidFile { .. }
-            | Error::InvalidIndex { .. }
-            | Error::DuplicateTensor { .. }
-            | Error::NotFound { .. }
-    );
+/// Has the next opening take the headers of a set from their stores which the node's cache gave, if an error says that they do not
+/// match each other or their index: the cache may hold what came with a flipped bit, and no load would compare it.
+pub(super) fn distrust_headers(set: &[Arc<dyn Source>], has_index: bool, error: &Error) {
+    let is_of_headers = match error {
+        Error::InvalidFile { .. } | Error::InvalidIndex { .. } | Error::NotFound { .. } => true,
+        // Without an index, or of two sets, the choice of files is as likely.
+        Error::DuplicateTensor { first, .. } => {
+            has_index && set.iter().any(|source| Path::new(source.path()) == first)
+        }
+        _ => false,
+    };
     if is_of_headers {
-        opened.iter().for_each(|source| source.header_is_invalid());
+        set.iter().for_each(|source| source.header_is_invalid());
     }
 }
 

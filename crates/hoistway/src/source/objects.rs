@@ -71,8 +71,8 @@ impl std::fmt::Debug for Ahead {
 pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> {
     let cancel = options.cancel_token();
     let store = options.store.clone().unwrap_or_default();
-    // Indexes are not compared.
-    let opened = match url.ends_with(".json") {
+    let is_index = url.ends_with(".json");
+    let opened = match is_index {
         true => Object::open_with_head(url, &store, cancel.flag()),
         false => Object::open_asking(url, &store, cancel.flag()),
     };
@@ -82,7 +82,9 @@ pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> 
         }
         opened => opened.map_err(failed("open"))?,
     };
-    let kept = options.cache.as_ref().map(|cache| Ok((cache.clone(), cache.entry(&object, &head)?)));
+    // Indexes are not compared, so that nothing would tell of a wrong one that is kept.
+    let cache = options.cache.as_ref().filter(|_| !is_index);
+    let kept = cache.map(|cache| Ok((cache.clone(), cache.entry(&object, &head)?)));
     if let Some(Ok((cache, entry))) = &kept {
         cache.keep(entry, 0, &head, None);
     }
