@@ -311,7 +311,8 @@ class Delivery:
         prepared = self._meet(self._next_step)
         assert prepared is not None
         self._next_step += 1
-        self._read_ahead()
+        if self._interruption is None:
+            self._read_ahead()
         try:
             tensors = self._exchange.carry_out(prepared)
         except DistributedError:
