@@ -614,6 +614,29 @@ def test_a_thread_that_its_rank_left_behind_tells_the_others(tmp_path: Path) -> 
     assert (seen.error, seen.rank, seen.kind) == ("DistributedError", 0, "KeyboardInterrupt"), seen
 
 
+def interrupted_between_steps(rank: int, path: str, mark: str) -> Outcome:
+    """As before, but rank 0 has said that it is ready for the next step, and rank 1 comes to that later."""
+    Link.wait_for_all = lambda link, work, *_, **__: link.wait(work)  # type: ignore[assignment, method-assign]
+    tensors = wd.iter_tensors(path, max_in_flight="4MiB", strategy="share", timeout=40)
+    next(tensors)
+    if rank == 1:
+        until(Path(mark).exists)
+        return attempt(lambda: list(tensors))
+    _delivery.INTERRUPTED_SECONDS = _delivery.GIVING_UP_SECONDS = 0.05
+    interrupt_main_when("result")
+    outcome = attempt(lambda: list(tensors))
+    Path(mark).touch()
+    until(lambda: threading.active_count() == 1)
+    return outcome
+
+
+def test_a_thread_that_is_left_behind_takes_the_step_that_it_has_promised(tmp_path: Path) -> None:
+    outcomes = on_ranks(interrupted_between_steps, 2, tmp_path, model(tmp_path), str(tmp_path / "mark"))
+    pressed, seen = values(outcomes)
+    assert pressed.error == "KeyboardInterrupt", pressed
+    assert (seen.error, seen.rank, seen.kind) == ("DistributedError", 0, "KeyboardInterrupt"), seen
+
+
 def interrupted_while_tensors_come(rank: int, path: str, mark: str) -> tuple[Outcome, float]:
     """Rank 1 sends its tensors after rank 0's time to wait for ranks that are not there is over."""
     carry_out, is_broken = Exchange.carry_out, Link._is_broken
