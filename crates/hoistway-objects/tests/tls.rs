@@ -83,7 +83,7 @@ fn a_server_is_trusted_if_its_root_is() {
     }
 }
 
-/// Whoever opens an object trusts what the file has then, also if it was written under its name.
+/// An opening trusts the certificates that the file holds at that time, also if the file was written again under its name.
 #[test]
 fn roots_are_read_again_once_their_file_was_written() {
     let name = "roots_are_read_again_once_their_file_was_written";

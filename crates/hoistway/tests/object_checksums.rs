@@ -512,7 +512,7 @@ fn a_header_that_is_invalid_is_not_left_in_the_nodes_cache() {
     }
 }
 
-/// It opens for nobody, so that no load compares it.
+/// The checkpoint cannot be opened, so no load compares the header.
 #[test]
 fn a_header_that_contradicts_its_index_is_not_left_in_the_nodes_cache() {
     // The flipped bit is of the name.
