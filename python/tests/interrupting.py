@@ -21,21 +21,35 @@ def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def interrupt_main_when(inside: str, then: Callable[[], object] = lambda: None) -> None:
-    """Sends Ctrl-C to this process once its main thread is in a function of this name."""
-    main = threading.main_thread().ident
+    """Sends Ctrl-C to this process once its main thread waits in a function of this name."""
+    main = threading.main_thread()
 
     def functions() -> Iterator[str]:
-        frame = sys._current_frames().get(main or 0)
+        frame = sys._current_frames().get(main.ident or 0)
         while frame is not None:
             yield frame.f_code.co_name
             frame = frame.f_back
 
+    def is_asleep() -> bool:
+        # Python may miss a signal that comes just before its main thread waits for a lock: it sleeps on, or ends with
+        # an error of the lock. One that waits for the interpreter wakes each 5 ms.
+        before = _sleep_of(main.native_id)
+        time.sleep(0.02)
+        return before is not None and before == _sleep_of(main.native_id)
+
     def watch() -> None:
-        wait_until(lambda: inside in functions())
+        wait_until(lambda: inside in functions() and is_asleep() and inside in functions())
         os.kill(os.getpid(), signal.SIGINT)
         then()
 
     threading.Thread(target=watch).start()
+
+
+def _sleep_of(thread: int | None) -> list[str] | None:
+    """How often a thread of this process has waited so far, if it waits now."""
+    status = Path(f"/proc/self/task/{thread}/status").read_text().splitlines()
+    counts = [line for line in status if "ctxt_switches" in line]
+    return counts if any(line.startswith("State:\tS") for line in status) else None
 
 
 def threads_of(process: int) -> set[str]:
