@@ -15,6 +15,7 @@ use hoistway::{
 };
 use objectd::{Checksums, Dialect, Fault, Faults, Heads, Server};
 use std::{
+    collections::BTreeSet,
     path::Path,
     sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
@@ -132,11 +133,11 @@ fn a_bit_that_changes_on_the_way_fails_the_load_whichever_request_it_is_of() {
         let load = || checkpoint.load(&LoadOptions::default().chunk_bytes(CHUNK));
         server.take_requests();
         load().unwrap();
-        let of_data = |request: &objectd::Request| request.range.is_some_and(|(first, _)| first > 0);
-        let requests = server.take_requests().iter().filter(|request| of_data(request)).count();
-        assert!(requests > 5, "{requests}");
-        for number in 1..=requests {
-            server.fail(Faults { spares_first: true, ..Faults::only(number, Fault::Flip) });
+        let ranges = server.take_requests().into_iter().filter_map(|request| request.range);
+        let ranges: BTreeSet<_> = ranges.filter(|(first, _)| *first > 0).collect();
+        assert!(ranges.len() > 5, "{ranges:?}");
+        for (first, _) in ranges {
+            server.fail(Faults::of_byte(first, Fault::Flip));
             assert_differs(&load().unwrap_err(), algorithm);
         }
         server.fail(Faults::default());
@@ -188,7 +189,7 @@ fn checksums_of_parts_are_compared_if_the_parts_have_one_length() {
         let checkpoint = open_known(&server, S3);
         let load = LoadOptions::default().chunk_bytes(CHUNK);
         assert_compared(checkpoint.load(&load).unwrap().report(), file.len(), "CRC-32");
-        server.fail(Faults { spares_first: true, ..Faults::only(3, Fault::Flip) });
+        server.fail(Faults::of_byte(3 * CHUNK as usize, Fault::Flip));
         let error = checkpoint.load(&load).unwrap_err();
         assert_differs(&error, "CRC-32");
     }
@@ -260,7 +261,7 @@ fn a_verification_compares_with_the_digests_that_servers_have_of_whole_objects()
             assert_is_file(&loaded, &file);
             assert_compared(loaded.report(), file.len(), digest);
         }
-        sending.fail(Faults { spares_first: true, ..Faults::only(3, Fault::Flip) });
+        sending.fail(Faults::of_byte(3 * CHUNK as usize, Fault::Flip));
         let mut loaded = checkpoint.load(&load).unwrap();
         sending.fail(Faults::default());
         // A second reading differs as well: the manifest of what was loaded does not.
@@ -596,7 +597,7 @@ fn a_verification_makes_up_for_a_load_that_was_not_compared() {
         server.answer_heads(Heads::Hold);
         let checkpoint = open(&server, S3);
         let mut loaded = checkpoint.load(&load).unwrap();
-        server.fail(Faults { spares_first: true, ..Faults::only(3, Fault::Flip) });
+        server.fail(Faults::of_byte(3 * CHUNK as usize, Fault::Flip));
         let mut flipped = checkpoint.load(&load).unwrap();
         server.fail(Faults::default());
         // However late it is: a verification asks the store again.
@@ -707,7 +708,7 @@ fn a_checksum_that_may_be_of_parts_is_not_compared() {
 fn an_option_turns_the_comparison_off_as_its_error_says() {
     let (server, _) = serving();
     server.speak(Dialect::Google);
-    server.fail(Faults { spares_first: true, ..Faults::only(1, Fault::Flip) });
+    server.fail(Faults::of_byte(CHUNK as usize, Fault::Flip));
     let error = open(&server, GOOGLE).load(&LoadOptions::default().chunk_bytes(CHUNK)).unwrap_err();
     assert!(error.to_string().contains("checksums=off"), "{error}");
     server.speak(Dialect::S3);

@@ -91,6 +91,8 @@ pub struct Faults {
     pub every: usize,
     /// The one request that fails, by its number from 1 on, whatever `every` says.
     pub only: Option<usize>,
+    /// The byte of an object that all requests fail for, whatever `every` and `only` say: also when a client asks twice.
+    pub byte: Option<usize>,
     /// Whether requests for the first byte of an object never fail.
     pub spares_first: bool,
     /// Wait before each answer.
@@ -122,6 +124,11 @@ impl Faults {
         Self { fault: Some(fault), only: Some(number), ..Self::default() }
     }
 
+    /// Has each request fail that is for one byte of an object.
+    pub fn of_byte(byte: usize, fault: Fault) -> Self {
+        Self { fault: Some(fault), byte: Some(byte), ..Self::default() }
+    }
+
     /// Has each request fail.
     pub fn always(fault: Fault) -> Self {
         Self { fault: Some(fault), every: 1, ..Self::default() }
@@ -135,11 +142,13 @@ impl Faults {
 
     /// What goes wrong with the next request, after so many that might have failed.
     pub(crate) fn next(&self, range: Option<(usize, usize)>, seen: &mut usize) -> Option<Fault> {
-        if range.is_none_or(|(first, _)| first == 0 && self.spares_first) {
-            return None;
-        }
+        let (first, last) = range.filter(|(first, _)| *first > 0 || !self.spares_first)?;
         *seen += 1;
-        let fails = self.only.map_or_else(|| seen.is_multiple_of(self.every.max(1)), |only| only == *seen);
+        let fails = match (self.byte, self.only) {
+            (Some(byte), _) => (first..=last).contains(&byte),
+            (None, Some(only)) => only == *seen,
+            (None, None) => seen.is_multiple_of(self.every.max(1)),
+        };
         match self.fault.filter(|_| fails) {
             Some(Fault::Random(seed)) => chosen(seed, *seen as u64),
             fault => fault,
