@@ -580,8 +580,17 @@ fn far_model() -> (Server, Vec<u8>) {
     let file = write_model(&directory.path().join("model.safetensors"), &tensors, 0, 5);
     let server = Server::start().unwrap();
     server.put_tagged("models/model.safetensors", file.clone(), "\"one\"");
-    server.fail(Faults { latency: Duration::from_millis(10), ..Faults::default() });
     (server, file)
+}
+
+/// Opens objects of a server that takes 10 ms for an answer, but much longer for the first one: so a client that waits in vain for
+/// answers that are held is patient with the others, however busy the machine.
+fn open_far<U: AsRef<str>>(server: &Server, urls: &[U]) -> Checkpoint {
+    let urls: Vec<&str> = urls.iter().map(AsRef::as_ref).collect();
+    server.fail(Faults { latency: Duration::from_millis(1250), ..Faults::default() });
+    let checkpoint = Checkpoint::open_with(&urls, &options(server)).unwrap();
+    server.fail(Faults { latency: Duration::from_millis(10), ..Faults::default() });
+    checkpoint
 }
 
 /// By any order, the first tensor takes one round of short requests, whatever becomes of the long ones.
@@ -589,7 +598,7 @@ fn far_model() -> (Server, Vec<u8>) {
 fn the_first_tensor_from_a_far_server_waits_for_no_long_request() {
     let (server, file) = far_model();
     for (order, name) in [(Order::Arrival, "c"), (Order::File, "a")] {
-        let checkpoint = open(&server, "s3://models/model.safetensors").unwrap();
+        let checkpoint = open_far(&server, &["s3://models/model.safetensors"]);
         server.hold_longer_answers(Some(1 << 20));
         let stream = StreamOptions::default().order(order);
         let mut loading = checkpoint.stream(&LoadOptions::default(), &stream).unwrap();
@@ -606,7 +615,7 @@ fn the_first_tensor_from_a_far_server_waits_for_no_long_request() {
 #[test]
 fn only_a_loop_without_bounds_has_short_requests_for_its_first_tensor() {
     let (server, file) = far_model();
-    let checkpoint = open(&server, "s3://models/model.safetensors").unwrap();
+    let checkpoint = open_far(&server, &["s3://models/model.safetensors"]);
     let plain = LoadOptions::default();
     let bounded = StreamOptions::default().max_in_flight_bytes(64 << 20);
     for (options, stream, is_cut) in [
@@ -643,8 +652,7 @@ fn the_first_tensor_is_asked_for_before_all_others() {
         server.put(&format!("models/{name}.safetensors"), &file);
         format!("s3://models/{name}.safetensors")
     });
-    server.fail(Faults { latency: Duration::from_millis(10), ..Faults::default() });
-    let checkpoint = Checkpoint::open_with(&urls, &options(&server)).unwrap();
+    let checkpoint = open_far(&server, &urls);
     server.hold_longer_answers(Some(256 << 10));
     // Each of the others is a read, or two.
     let load = LoadOptions::default().layout(Layout::Tensor);
