@@ -50,6 +50,16 @@ impl Node {
         Self { file, ..node }
     }
 
+    /// One whose server is asked for nothing twice, as tests need that count: it answers late at first, so that the client waits
+    /// for long before it repeats a request, however busy the machine.
+    fn patient() -> Self {
+        let node = Self::new();
+        node.server.fail(Faults { latency: Duration::from_secs(1), ..Faults::default() });
+        Checkpoint::open_with(&[URL], &options(&node.server.url())).unwrap();
+        node.server.fail(Faults::default());
+        node
+    }
+
     /// The bytes of a checkpoint, others for each seed.
     fn model(&self, seed: u64) -> Vec<u8> {
         let path = self.folder.path().join("model.safetensors");
@@ -99,12 +109,16 @@ impl Node {
     }
 }
 
-fn open(endpoint: &str, cache: NodeCache) -> hoistway::Result<Checkpoint> {
+fn options(endpoint: &str) -> OpenOptions {
     let mut store = StoreOptions::default();
     for (name, value) in [("endpoint", endpoint), ("access_key_id", "key"), ("secret_access_key", "canary")] {
         store.set(name, value).unwrap();
     }
-    Checkpoint::open_with(&[URL], &OpenOptions::default().store(store).cache(cache))
+    OpenOptions::default().store(store)
+}
+
+fn open(endpoint: &str, cache: NodeCache) -> hoistway::Result<Checkpoint> {
+    Checkpoint::open_with(&[URL], &options(endpoint).cache(cache))
 }
 
 /// Bytes of tensors that a route carried.
@@ -133,7 +147,7 @@ fn auto() -> LoadOptions {
 
 #[test]
 fn a_second_load_comes_from_the_drive() {
-    let node = Node::new();
+    let node = Node::patient();
     let first = node.load(&auto());
     assert_all_counted(&first);
     assert!(carried(&first, Route::Http) > first.tensor_bytes / 2, "{first}");
@@ -277,7 +291,7 @@ fn loads_that_wait_for_each_other_end_also_where_they_hold_slots() {
 
 #[test]
 fn parts_are_kept_and_make_a_whole() {
-    let node = Node::new();
+    let node = Node::patient();
     for name in ["c", "a"] {
         let cache = node.cache();
         let checkpoint = node.open(cache.clone()).unwrap();
@@ -303,7 +317,7 @@ fn the_route_of_the_cache_fails_where_it_holds_nothing() {
 
 #[test]
 fn readers_read_from_the_cache_if_it_is_named() {
-    let node = Node::new();
+    let node = Node::patient();
     let cache = node.cache();
     let checkpoint = node.open(cache.clone()).unwrap();
     let source = checkpoint.read_file(checkpoint.catalog().tensors()[0].file).unwrap();
