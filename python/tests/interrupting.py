@@ -31,8 +31,8 @@ def interrupt_main_when(inside: str, then: Callable[[], object] = lambda: None) 
             frame = frame.f_back
 
     def is_asleep() -> bool:
-        # Python may miss a signal that comes just before its main thread waits for a lock: it sleeps on, or ends with
-        # an error of the lock. One that waits for the interpreter wakes each 5 ms.
+        # If a signal comes just before the main thread waits for a lock, Python may not see it, or an error of the lock
+        # may hide it. A thread that waits for the interpreter is not asleep in this sense: it wakes every 5 ms.
         before = _sleep_of(main.native_id)
         time.sleep(0.02)
         return before is not None and before == _sleep_of(main.native_id)

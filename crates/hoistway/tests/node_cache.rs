@@ -50,8 +50,8 @@ impl Node {
         Self { file, ..node }
     }
 
-    /// One whose server is asked for nothing twice, as tests need that count: it answers late at first, so that the client waits
-    /// for long before it repeats a request, however busy the machine.
+    /// For tests that count what the server is asked for. It answers late at first, so that the client waits for seconds before
+    /// it repeats a request: on a busy machine, none is repeated.
     fn patient() -> Self {
         let node = Self::new();
         node.server.fail(Faults { latency: Duration::from_secs(1), ..Faults::default() });

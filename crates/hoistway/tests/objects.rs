@@ -583,8 +583,8 @@ fn far_model() -> (Server, Vec<u8>) {
     (server, file)
 }
 
-/// Opens objects of a server that takes 10 ms for an answer, but much longer for the first one: so a client that waits in vain for
-/// answers that are held is patient with the others, however busy the machine.
+/// Opens objects of a server that takes 10 ms for an answer. Its first answers take longer, so that the client waits 10 s for each
+/// of the next ones rather than one: on a busy machine, a short request may take that long.
 fn open_far<U: AsRef<str>>(server: &Server, urls: &[U]) -> Checkpoint {
     let urls: Vec<&str> = urls.iter().map(AsRef::as_ref).collect();
     server.fail(Faults { latency: Duration::from_millis(1250), ..Faults::default() });

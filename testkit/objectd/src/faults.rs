@@ -91,7 +91,7 @@ pub struct Faults {
     pub every: usize,
     /// The one request that fails, by its number from 1 on, whatever `every` says.
     pub only: Option<usize>,
-    /// The byte of an object that all requests fail for, whatever `every` and `only` say: also when a client asks twice.
+    /// Each request fails whose range has this byte, whatever `every` and `only` say. So does a repetition of it.
     pub byte: Option<usize>,
     /// Whether requests for the first byte of an object never fail.
     pub spares_first: bool,
@@ -124,7 +124,7 @@ impl Faults {
         Self { fault: Some(fault), only: Some(number), ..Self::default() }
     }
 
-    /// Has each request fail that is for one byte of an object.
+    /// Has each request fail whose range has this byte of an object.
     pub fn of_byte(byte: usize, fault: Fault) -> Self {
         Self { fault: Some(fault), byte: Some(byte), ..Self::default() }
     }
