@@ -23,6 +23,23 @@ use std::{
     thread,
 };
 
+/// Keeps the standard library from handling stack overflows, as it does in programs whose `main` is of Rust. For that,
+/// each of its threads takes a lock as it begins and as it ends. A child of `fork` that finds the lock taken cannot
+/// begin a thread. The programs that fork and load, those of Python and C, have no such handler.
+#[cfg(target_os = "linux")]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static WITHOUT_STACK_OVERFLOW_HANDLER: extern "C" fn() = {
+    extern "C" fn before_main() {
+        for signal in [libc::SIGSEGV, libc::SIGBUS] {
+            // The library replaces only the default. A fault ends the process all the same.
+            // SAFETY: no function is named that would be called.
+            unsafe { libc::signal(signal, libc::SIG_IGN) };
+        }
+    }
+    before_main
+};
+
 /// Runs `work` in a child, and fails unless that ends well and in time.
 fn in_forked_child(work: impl FnOnce()) {
     // SAFETY: the child runs `work` alone, and leaves by `_exit`.

@@ -38,6 +38,9 @@ const PARALLEL_PROBES: usize = 16;
 /// A child of `fork` may use the checkpoints and tensors of its parent, and start loads and readers of its own. Loads,
 /// readers and batches that its parent started return [`Error::Forked`](crate::Error::Forked) there: their threads and
 /// their staging memory are the parent's alone. Devices do not work in such a child if the parent has used them.
+///
+/// In a program whose `main` is written in Rust, fork only while no thread begins or ends, if the child is to load. Loads have
+/// threads too. Rust's handler of stack overflows has a lock, and the child's threads could wait for it for ever.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     catalog: Arc<Catalog>,
