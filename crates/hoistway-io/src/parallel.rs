@@ -1,9 +1,11 @@
 //! Helpers for threads: parallel maps, locks, names and stacks.
 #![forbid(unsafe_code)]
 
+use once_cell::race::OnceNonZeroUsize;
 use std::{
+    num::NonZeroUsize,
     sync::{
-        Mutex, MutexGuard, OnceLock, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
@@ -82,10 +84,11 @@ fn map_positions<T: Send>(len: usize, threads: usize, work: impl Fn(usize) -> T 
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// Returns the number of cores that this process may use. Queried once, as that reads the cgroups.
+/// Returns the number of cores that this process may use. Kept once known, as the answer takes a look at the cgroups. A child of
+/// `fork` waits for no thread of its parent that looks.
 pub fn cores() -> usize {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
+    static CORES: OnceNonZeroUsize = OnceNonZeroUsize::new();
+    CORES.get_or_init(|| thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)).get()
 }
 
 #[cfg(test)]

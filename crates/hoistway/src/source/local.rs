@@ -4,11 +4,8 @@
 use super::{Extensions, Latency, Source};
 use crate::{ByteRange, Cancel, catalog::OpenFile};
 use hoistway_io::file::{FileSystem, LocalFile, read_at};
-use std::{
-    io,
-    path::Path,
-    sync::{Arc, OnceLock},
-};
+use once_cell::race::OnceBox;
+use std::{io, path::Path, sync::Arc};
 
 /// A file that the kernel reads.
 #[derive(Debug)]
@@ -17,18 +14,19 @@ pub(super) struct Local {
     /// The file as it was opened.
     pub(super) open: Arc<OpenFile>,
     filesystem: FileSystem,
-    /// The file and what it can do, once that was asked.
-    file: OnceLock<LocalFile>,
+    /// The file and what it can do, once that was asked. No thread waits for another that asks: a child of `fork` lacks the
+    /// threads of its parent.
+    file: OnceBox<LocalFile>,
 }
 
 impl Local {
     pub(super) fn new(open: Arc<OpenFile>, filesystem: FileSystem) -> Self {
-        Self { extensions: Extensions::default(), open, filesystem, file: OnceLock::new() }
+        Self { extensions: Extensions::default(), open, filesystem, file: OnceBox::new() }
     }
 
     /// The file and what it can do.
     pub(super) fn file(&self) -> &LocalFile {
-        self.file.get_or_init(|| LocalFile::new(self.open.clone(), self.filesystem))
+        self.file.get_or_init(|| Box::new(LocalFile::new(self.open.clone(), self.filesystem)))
     }
 }
 

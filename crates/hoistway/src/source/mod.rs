@@ -23,9 +23,10 @@ pub use name::SourceName;
 use crate::{ByteRange, Cancel, Error, Result, Route, catalog::gguf::ByteSource};
 use hoistway_device::Unavailable;
 use hoistway_io::file::{LocalFile, Residency};
+use once_cell::race::OnceBox;
 #[cfg(target_os = "linux")]
 use std::sync::Arc;
-use std::{any::Any, fmt, io, path::Path, sync::LazyLock};
+use std::{any::Any, fmt, io, path::Path};
 
 /// One open file of a checkpoint.
 pub(crate) trait Source: Any + fmt::Debug + Send + Sync {
@@ -103,7 +104,7 @@ impl dyn Source + '_ {
     /// # Errors
     /// That it is none.
     pub(crate) fn local(&self) -> Result<&LocalFile, Unavailable> {
-        self.as_local().ok_or_else(|| NOT_LOCAL.clone())
+        self.as_local().ok_or_else(|| not_local().clone())
     }
 
     /// The same, for a route that needs it.
@@ -117,7 +118,7 @@ impl dyn Source + '_ {
 
     /// Why direct reads cannot be used, or `None` if they can.
     pub(crate) fn direct_refusal(&self) -> Option<&Unavailable> {
-        self.as_local().map_or(Some(&NOT_LOCAL), LocalFile::direct_refusal)
+        self.as_local().map_or_else(|| Some(not_local()), LocalFile::direct_refusal)
     }
 
     /// Notes that a direct read was refused: from now on this source is read without any.
@@ -184,8 +185,11 @@ impl dyn Source + '_ {
     }
 }
 
-static NOT_LOCAL: LazyLock<Unavailable> =
-    LazyLock::new(|| Unavailable::new("it is not a file of this machine", "choose route auto or threads"));
+fn not_local() -> &'static Unavailable {
+    static NOT_LOCAL: OnceBox<Unavailable> = OnceBox::new();
+    let make = || Unavailable::new("it is not a file of this machine", "choose route auto or threads");
+    NOT_LOCAL.get_or_init(|| Box::new(make()))
+}
 
 /// The bytes of a source, until a token ends their reading.
 pub(crate) struct Until<'a, S: ?Sized> {
