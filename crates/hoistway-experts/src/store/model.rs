@@ -298,6 +298,10 @@ fn check(fates: &'static [Fate], budget: u64, threads: Vec<fn(&Model)>) {
             });
             let running: Vec<_> = running.collect();
             running.into_iter().for_each(|thread| thread.join().unwrap());
+            // A thread that looks for others may have begun a read that nothing wants by now.
+            while model.look(|ledger| ledger.is_reading_unpinned()) {
+                thread::yield_now();
+            }
             disk.close();
             server.join().unwrap();
             let (used, pinned) = model.look(|ledger| (ledger.used(), ledger.pinned()));

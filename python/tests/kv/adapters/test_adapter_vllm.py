@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -62,7 +63,6 @@ CONTEXT = ReqContext(req_id="request")
 STEP = ScheduleEndContext(new_req_ids=(), preempted_req_ids=())
 HIT, MISS = LookupResult.HIT, LookupResult.MISS
 
-engines = itertools.count()
 jobs = itertools.count(1)
 
 
@@ -86,7 +86,8 @@ def config_of(extra: dict[str, Any], **changes: Any) -> OffloadingConfig:
         worker_kv_bytes_per_block=CHUNK // parallel.world_size,
         enable_kv_cache_events=changes.pop("events", False),
         extra_config=extra,
-        engine_id=f"hoistway-{next(engines)}",
+        # It names memory that all programs of the machine share.
+        engine_id=str(uuid.uuid4()),
         model=OffloadingModelConfig(name="llama", dtype="bfloat16"),
         cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
         parallel=parallel,
