@@ -15,6 +15,8 @@ import safetensors
 # Debian 12's Python 3.11.2 has no filters yet.
 SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
+# Not test_threadable.py: it compares the times at which threads begin and end, which depend on what else the machine
+# does. That other threads run during a save, test_save.py says.
 FILES = (
     "test_simple.py",
     "test_handle.py",
@@ -22,7 +24,6 @@ FILES = (
     "test_pt_model.py",
     "test_pread_backend.py",
     "test_multithreaded.py",
-    "test_threadable.py",
 )
 
 # It compares a sentence of some length; that the error is a ValueError, other tests say.
