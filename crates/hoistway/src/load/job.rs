@@ -275,7 +275,11 @@ impl Job {
     fn scatter(&self, extent: &Extent, slot: &mut Slot, regions: &mut [WriteRegion]) -> Result<u64> {
         let mut staged_bytes = 0;
         for (piece, region) in self.plan.pieces(extent, extent.read).zip(regions) {
-            self.promise.touch(piece.place.len(), || self.cancel.is_cancelled(), || ())?;
+            let touch = || match &self.sink {
+                Sink::Host(fills) => fills[piece.arena].touch(piece.place),
+                Sink::Device(_) => {}
+            };
+            self.promise.touch(piece.place.len(), || self.cancel.is_cancelled(), touch)?;
             let place = region.as_mut_slice();
             let mut filled = 0;
             for copy in self.plan.copies(extent, piece) {
@@ -371,14 +375,12 @@ impl Job {
         if let (Target::InPlace { arena, room }, Sink::Host(fills)) = (extent.target, &self.sink)
             && !self.reached[position].load(Ordering::Relaxed)
         {
-            let touch = || {
-                // It may have been reached while this thread waited.
-                if !self.reached[position].load(Ordering::Relaxed) {
-                    fills[arena].touch(room);
-                }
-            };
+            let touch = || fills[arena].touch(room);
+            // Where memory is tight, a read waits for this.
             match self.take_from_promise(position, room, touch) {
                 Ok(true) => {}
+                // A read may have got to it meanwhile.
+                Ok(false) if self.reached[position].load(Ordering::Relaxed) => {}
                 Ok(false) => touch(),
                 Err(error) => self.fail(error),
             }
@@ -389,10 +391,8 @@ impl Job {
     /// Takes the memory of an extent that is read in place from the promise, once. Calls `touch` where memory is tight, and
     /// returns whether it did.
     fn take_from_promise(&self, position: usize, room: ByteRange, touch: impl FnOnce()) -> Result<bool> {
-        if self.touched[position].swap(true, Ordering::Relaxed) {
-            return Ok(false);
-        }
-        self.promise.touch(room.len(), || self.cancel.is_cancelled(), touch)
+        let is_over = || self.cancel.is_cancelled();
+        self.promise.touch_once(&self.touched[position], room.len(), is_over, touch)
     }
 
     /// Fails if the bytes of an object are not those of its store, or the route that the caller named has not done what its name

@@ -83,8 +83,8 @@ impl WaveLoad {
             let places: Vec<_> = tensors.iter().map(|(_, place)| *place).collect();
             let positions: Vec<_> = tensors.iter().map(|(position, _)| *position).collect();
             let (fill, own) = Fill::new(arena, tensors, &places)?;
-            for (position, region) in positions.into_iter().zip(own) {
-                promise.touch(region.len() as u64, || false, || ())?;
+            for ((position, place), region) in positions.into_iter().zip(places).zip(own) {
+                promise.touch(place.len(), || false, || fill.touch(place))?;
                 regions[position] = Some(region);
             }
             fills.push(fill);

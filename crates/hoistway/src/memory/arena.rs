@@ -170,11 +170,6 @@ impl Drop for WriteRegion {
 }
 
 impl WriteRegion {
-    /// How many bytes it has.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
     /// Where its first byte will be.
     pub(crate) fn address(&self) -> usize {
         self.arena.pointer(self.start).addr().get()

@@ -2,7 +2,7 @@
 //! before the load allocates, and the latter two again while it touches its memory, as others take memory too.
 #![forbid(unsafe_code)]
 
-use super::promised::{self, Promise};
+use super::promised::{self, Promise, RESERVE_BYTES};
 use crate::{
     Error, Result,
     sys::limits::{LimitSource, MemoryLimit, sources},
@@ -107,7 +107,7 @@ pub(crate) fn promise(fresh: u64, staging: u64, budget: Option<u64>) -> Result<P
 
 /// Sets `fresh` bytes apart if `limits`, which were read from `sources`, allow `needed` bytes and what comes with them.
 fn within(limits: &[Limit], mut sources: Vec<LimitSource>, fresh: u64, needed: u64) -> Result<Promise> {
-    let needed = needed.saturating_add(needed >> OVERHEAD_SHIFT);
+    let needed = needed.saturating_add(needed >> OVERHEAD_SHIFT).saturating_add(RESERVE_BYTES);
     // Where the allocation counts, it is refused if it is too much. What is left afterwards is beside it.
     sources.retain(|source| !source.counts_allocated());
     let may = |promised| tightest(limits, promised).is_none_or(|(_, left)| needed <= left);
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn a_load_that_a_limit_does_not_leave_room_for_is_refused_by_its_name() {
         const NEEDED: u64 = 64 << 20;
-        let allowed = NEEDED + (NEEDED >> OVERHEAD_SHIFT);
+        let allowed = NEEDED + (NEEDED >> OVERHEAD_SHIFT) + RESERVE_BYTES;
         // Room in the machine's memory, and none under a limit on what is allocated, such as that of a job object.
         let refused = |available_bytes| {
             let mut limits = [limit(u64::MAX, false), limit(available_bytes, true), limit(u64::MAX, true)];

@@ -2,7 +2,8 @@
 //!
 //! Memory that is touched shows in what the system has left. Until then only this sum knows of it, and other processes
 //! may take it. So a load looks at the limits again as it touches its memory, the more often the less they leave. Where
-//! little is left, one thread of one process at a time touches memory, and only while there is enough for the rest.
+//! little is left, one thread of one process at a time touches memory, and only while there is enough for the rest and a
+//! reserve.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -18,12 +19,15 @@ use std::{
     path::Path,
     sync::{
         Mutex,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 
+/// What loads leave free under every limit: at its last byte the kernel kills a process for the next stack or page table,
+/// and memory may come in huge pages of 2 MiB.
+pub(super) const RESERVE_BYTES: u64 = 4 << 20;
 /// Where limits leave less than this beside what is promised, each touch is preceded by a look at them. More than reads
 /// that are in flight take between two looks.
 const TIGHT_BYTES: u64 = 512 << 20;
@@ -36,8 +40,9 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 /// Time between two looks of a load that finds too little.
 const PAUSE: Duration = Duration::from_millis(4);
-/// Longest wait for other processes that touch memory: one may be stopped.
-const TURN_LIMIT: Duration = Duration::from_millis(50);
+/// Longest wait for other processes that touch memory. One may wait for a core of a busy machine, or may be stopped: the
+/// next wait is short then.
+const TURN_LIMIT: Duration = Duration::from_secs(2);
 /// Time between two attempts to get a turn.
 const TURN_PAUSE: Duration = Duration::from_micros(200);
 
@@ -83,6 +88,8 @@ struct Watch {
     /// Bytes that may be touched before the next look. None are left where memory is tight.
     until_look: u64,
     is_tight: bool,
+    /// Whether the last wait for a turn was in vain.
+    lost_turn: bool,
     looked: Instant,
 }
 
@@ -107,7 +114,8 @@ impl Promise {
             may(promised).then(|| promised.saturating_add(bytes))
         })?;
         // The first touch looks.
-        let watch = Watch { sources, until_look: 0, is_tight: false, looked: Instant::now() };
+        let watch =
+            Watch { sources, until_look: 0, is_tight: false, lost_turn: false, looked: Instant::now() };
         let watch = (bytes > 0).then(|| Mutex::new(watch));
         Ok(Self { untouched: AtomicU64::new(bytes), process: std::process::id(), watch })
     }
@@ -119,19 +127,35 @@ impl Promise {
     /// [`Error::MemoryBudget`] if the system has too little left for all that is promised. Other errors end a load that
     /// is over anyway.
     pub(crate) fn touch(&self, bytes: u64, is_over: impl Fn() -> bool, touch: impl FnOnce()) -> Result<bool> {
+        self.touch_once(&AtomicBool::new(false), bytes, is_over, touch)
+    }
+
+    /// Allows as [`Promise::touch`] does, for memory that several threads want to touch. The first one that is allowed to
+    /// sets `is_allowed`. Until then the others wait, and afterwards they may touch the memory, too.
+    ///
+    /// # Errors
+    /// Those of [`Promise::touch`].
+    pub(crate) fn touch_once(
+        &self,
+        is_allowed: &AtomicBool,
+        bytes: u64,
+        is_over: impl Fn() -> bool,
+        touch: impl FnOnce(),
+    ) -> Result<bool> {
         let Some(watch) = &self.watch else { return Ok(false) };
         let mut watch = lock(watch);
-        watch.until_look = watch.until_look.saturating_sub(bytes);
-        if watch.until_look > 0 && watch.looked.elapsed() < LOOK_INTERVAL {
-            self.touched(bytes);
+        if is_allowed.load(Ordering::Relaxed) {
             return Ok(false);
         }
-        let turn = watch.wait_for_room(bytes, is_over)?;
-        let is_tight = watch.is_tight;
+        watch.until_look = watch.until_look.saturating_sub(bytes);
+        let is_ample = watch.until_look > 0 && watch.looked.elapsed() < LOOK_INTERVAL;
+        let turn = if is_ample { None } else { watch.wait_for_room(bytes, is_over)? };
+        let is_tight = !is_ample && watch.is_tight;
         if is_tight {
             touch();
         }
         self.touched(bytes);
+        is_allowed.store(true, Ordering::Relaxed);
         drop(turn);
         Ok(is_tight)
     }
@@ -159,11 +183,12 @@ impl Watch {
     /// Waits a moment if there is too little memory. The result keeps other processes from touching memory where it is
     /// tight.
     fn wait_for_room(&mut self, bytes: u64, is_over: impl Fn() -> bool) -> Result<Option<Turn>> {
-        let (began, patience) = (Instant::now(), patience());
+        let patience = patience();
+        let mut missed = None;
         loop {
-            let turn =
-                self.is_tight.then(|| self.tightest()).flatten().and_then(|found| Turn::take(&found.file));
-            let needed = bytes_left(bytes);
+            let tightest = self.is_tight.then(|| self.tightest()).flatten();
+            let turn = tightest.and_then(|found| self.turn(&found.file, &is_over));
+            let needed = bytes_left(bytes).saturating_add(RESERVE_BYTES);
             let Some(found) = self.tightest() else { return Ok(None) };
             self.looked = Instant::now();
             if let Some(rest) = found.limit.available_bytes.checked_sub(needed) {
@@ -176,7 +201,7 @@ impl Watch {
                 return Ok(turn);
             }
             drop(turn);
-            if began.elapsed() >= patience || is_over() {
+            if missed.get_or_insert_with(Instant::now).elapsed() >= patience || is_over() {
                 return Err(Error::MemoryBudget {
                     needed,
                     available: found.limit.available_bytes,
@@ -187,6 +212,14 @@ impl Watch {
             }
             thread::sleep(PAUSE);
         }
+    }
+
+    /// The turn under the limit in this file, if it can be had.
+    fn turn(&mut self, limit: &Path, is_over: impl Fn() -> bool) -> Option<Turn> {
+        let patience = if self.lost_turn { Duration::ZERO } else { TURN_LIMIT };
+        let turn = Turn::take(limit, |waited| waited <= patience && !is_over());
+        self.lost_turn = turn.is_none();
+        turn
     }
 
     fn tightest(&self) -> Option<Tightest> {
@@ -211,21 +244,21 @@ fn patience() -> Duration {
 struct Turn(File);
 
 impl Turn {
-    /// Waits for the turn, but not for long. `None` if it cannot be had.
-    fn take(limit: &Path) -> Option<Self> {
+    /// Waits for the turn while `may_wait` says so of the time that has passed. `None` if it cannot be had.
+    fn take(limit: &Path, may_wait: impl Fn(Duration) -> bool) -> Option<Self> {
         let file = File::open(limit).ok()?;
-        wait_while_taken(TURN_LIMIT, || try_lock(&file)).then_some(Self(file))
+        wait_while_taken(may_wait, || try_lock(&file)).then_some(Self(file))
     }
 }
 
-/// Calls `lock` until it succeeds. `false` if another process keeps the lock for longer than `limit`, or if the system has
-/// no locks for this file: waiting would help none of the many touches of a load then.
-fn wait_while_taken(limit: Duration, mut lock: impl FnMut() -> io::Result<()>) -> bool {
+/// Calls `lock` until it succeeds. `false` if another process keeps the lock for longer than `may_wait` allows, or if the
+/// system has no locks for this file: waiting would help none of the many touches of a load then.
+fn wait_while_taken(may_wait: impl Fn(Duration) -> bool, mut lock: impl FnMut() -> io::Result<()>) -> bool {
     let began = Instant::now();
     loop {
         match lock() {
             Ok(()) => return true,
-            Err(error) if is_transient(&error) && began.elapsed() <= limit => {
+            Err(error) if is_transient(&error) && may_wait(began.elapsed()) => {
                 thread::sleep(TURN_PAUSE);
             }
             Err(_) => return false,
@@ -243,31 +276,79 @@ impl Drop for Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::ErrorKind;
+    use std::{io::ErrorKind, sync::mpsc};
 
     #[test]
     fn a_turn_is_waited_for_only_while_another_has_it() {
         let mut taken =
             [Err(ErrorKind::WouldBlock.into()), Err(ErrorKind::Interrupted.into()), Ok(())].into_iter();
-        let long = Duration::from_secs(60);
-        assert!(wait_while_taken(long, || taken.next().unwrap()));
+        assert!(wait_while_taken(|_| true, || taken.next().unwrap()));
         for refused in [ErrorKind::Unsupported, ErrorKind::PermissionDenied, ErrorKind::Other] {
             let mut calls = 0;
-            let is_locked = wait_while_taken(long, || {
-                calls += 1;
-                Err(refused.into())
-            });
+            let is_locked = wait_while_taken(
+                |_| true,
+                || {
+                    calls += 1;
+                    Err(refused.into())
+                },
+            );
             assert_eq!((is_locked, calls), (false, 1), "{refused}");
         }
-        assert!(!wait_while_taken(TURN_LIMIT, || Err(ErrorKind::WouldBlock.into())));
+        let limit = Duration::from_millis(50);
+        assert!(!wait_while_taken(|waited| waited <= limit, || Err(ErrorKind::WouldBlock.into())));
     }
 
     #[test]
     fn one_turn_at_a_time_is_had_under_a_limit() {
         let limit = tempfile::NamedTempFile::new().unwrap();
-        let turn = Turn::take(limit.path()).unwrap();
-        assert!(Turn::take(limit.path()).is_none());
+        let take = || Turn::take(limit.path(), |_| false);
+        let turn = take().unwrap();
+        assert!(take().is_none());
         drop(turn);
-        assert!(Turn::take(limit.path()).is_some());
+        assert!(take().is_some());
+    }
+
+    #[test]
+    fn a_stopped_process_costs_one_long_wait() {
+        let limit = tempfile::NamedTempFile::new().unwrap();
+        let taken = Turn::take(limit.path(), |_| false).unwrap();
+        let promise = Promise::new(1, Vec::new(), |_| true).unwrap();
+        let mut watch = lock(promise.watch.as_ref().unwrap());
+        let mut waited = || {
+            let began = Instant::now();
+            assert!(watch.turn(limit.path(), || false).is_none());
+            began.elapsed()
+        };
+        assert!(waited() >= TURN_LIMIT);
+        let rest: Duration = (0..10).map(|_| waited()).min().unwrap();
+        assert!(rest < TURN_LIMIT / 2, "{rest:?}");
+        drop(taken);
+        assert!(watch.turn(limit.path(), || false).is_some());
+        assert!(!watch.lost_turn);
+    }
+
+    /// One thread touches memory ahead, and another one reads to it.
+    #[test]
+    fn memory_is_not_touched_while_another_thread_waits_to_be_allowed_to() {
+        let promise = Promise::new(2, Vec::new(), |_| true).unwrap();
+        lock(promise.watch.as_ref().unwrap()).is_tight = true;
+        let (is_allowed, is_touched) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (waits, has_waited) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let touch = || {
+                    waits.send(()).unwrap();
+                    // Time for the other thread to get ahead, if it can.
+                    thread::sleep(Duration::from_millis(20));
+                    is_touched.store(true, Ordering::SeqCst);
+                };
+                assert!(promise.touch_once(&is_allowed, 2, || false, touch).unwrap());
+            });
+            has_waited.recv().unwrap();
+            let touch = || panic!("it is touched once");
+            assert!(!promise.touch_once(&is_allowed, 2, || false, touch).unwrap());
+            assert!(is_touched.load(Ordering::SeqCst));
+        });
+        assert_eq!(promise.untouched.load(Ordering::Relaxed), 0);
     }
 }
