@@ -96,7 +96,7 @@ pub(super) struct Job {
     comparisons: BTreeMap<usize, Compared>,
     /// For each extent, whether its memory was taken from the promise.
     touched: Box<[AtomicBool]>,
-    /// For each extent, whether a read has got to it: then its memory is no longer touched ahead.
+    /// For each extent, whether a read has got to it: then its memory is touched ahead only if the read waits for that.
     reached: Box<[AtomicBool]>,
 }
 
@@ -375,8 +375,13 @@ impl Job {
         if let (Target::InPlace { arena, room }, Sink::Host(fills)) = (extent.target, &self.sink)
             && !self.reached[position].load(Ordering::Relaxed)
         {
-            let touch = || fills[arena].touch(room);
-            // Where memory is tight, a read waits for this.
+            // Memory of a load that is over may be given back.
+            let touch = || {
+                if !self.is_over() {
+                    fills[arena].touch(room);
+                }
+            };
+            // Where memory is tight, a read of this extent waits for it.
             match self.take_from_promise(position, room, touch) {
                 Ok(true) => {}
                 // A read may have got to it meanwhile.

@@ -12,8 +12,8 @@ use super::{
     waves::MOST_READS,
 };
 use crate::{
-    Catalog, DeviceId, Error, Report, Result,
-    memory::{self, Block, Fill, MemoryRequest, WriteRegion},
+    ByteRange, Cancel, Catalog, DeviceId, Error, LoadOptions, Report, Result,
+    memory::{self, Block, Fill, MemoryRequest, Promise, WriteRegion},
     plan::{Plan, TensorRequest, tensor_places},
     read::Reader,
     sys::usage::Usage,
@@ -84,7 +84,7 @@ impl WaveLoad {
             let positions: Vec<_> = tensors.iter().map(|(position, _)| *position).collect();
             let (fill, own) = Fill::new(arena, tensors, &places)?;
             for ((position, place), region) in positions.into_iter().zip(places).zip(own) {
-                promise.touch(place.len(), || false, || fill.touch(place))?;
+                touch_in_parts(&fill, place, &promise, options)?;
                 regions[position] = Some(region);
             }
             fills.push(fill);
@@ -170,4 +170,23 @@ impl WaveLoad {
     pub(super) fn report(&self) -> Report {
         self.filling.report()
     }
+}
+
+/// Touches the memory of a tensor as the promise allows it, so that it counts as taken before other loads look.
+fn touch_in_parts(fill: &Fill, place: ByteRange, promise: &Promise, options: &LoadOptions) -> Result<()> {
+    let is_over = || options.cancel.as_ref().is_some_and(Cancel::is_cancelled);
+    let mut start = place.start();
+    while start < place.end() {
+        let end = place.end().min(start.saturating_add(options.chunk_bytes));
+        let part = ByteRange::new(start, end).unwrap_or_default();
+        let touch = || fill.touch(part);
+        if !promise.touch(part.len(), is_over, touch)? {
+            touch();
+        }
+        if is_over() {
+            return Err(Error::Cancelled);
+        }
+        start = end;
+    }
+    Ok(())
 }

@@ -40,9 +40,10 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 /// Time between two looks of a load that finds too little.
 const PAUSE: Duration = Duration::from_millis(4);
-/// Longest wait for other processes that touch memory. One may wait for a core of a busy machine, or may be stopped: the
-/// next wait is short then.
+/// Longest wait for other processes that touch memory: one may wait for a core of a busy machine.
 const TURN_LIMIT: Duration = Duration::from_secs(2);
+/// The same after a wait in vain: the process may be stopped.
+const NEXT_TURN_LIMIT: Duration = Duration::from_millis(50);
 /// Time between two attempts to get a turn.
 const TURN_PAUSE: Duration = Duration::from_micros(200);
 
@@ -143,6 +144,10 @@ impl Promise {
         touch: impl FnOnce(),
     ) -> Result<bool> {
         let Some(watch) = &self.watch else { return Ok(false) };
+        // Who need not wait for room does not wait for who does: its tensors may be those that make room.
+        if is_allowed.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
         let mut watch = lock(watch);
         if is_allowed.load(Ordering::Relaxed) {
             return Ok(false);
@@ -184,7 +189,7 @@ impl Watch {
     /// tight.
     fn wait_for_room(&mut self, bytes: u64, is_over: impl Fn() -> bool) -> Result<Option<Turn>> {
         let patience = patience();
-        let mut missed = None;
+        let mut paused = Duration::ZERO;
         loop {
             let tightest = self.is_tight.then(|| self.tightest()).flatten();
             let turn = tightest.and_then(|found| self.turn(&found.file, &is_over));
@@ -201,7 +206,7 @@ impl Watch {
                 return Ok(turn);
             }
             drop(turn);
-            if missed.get_or_insert_with(Instant::now).elapsed() >= patience || is_over() {
+            if paused >= patience || is_over() {
                 return Err(Error::MemoryBudget {
                     needed,
                     available: found.limit.available_bytes,
@@ -211,13 +216,15 @@ impl Watch {
                 });
             }
             thread::sleep(PAUSE);
+            // Not what turns take: those who wait for the same one would all give up.
+            paused += PAUSE;
         }
     }
 
     /// The turn under the limit in this file, if it can be had.
     fn turn(&mut self, limit: &Path, is_over: impl Fn() -> bool) -> Option<Turn> {
-        let patience = if self.lost_turn { Duration::ZERO } else { TURN_LIMIT };
-        let turn = Turn::take(limit, |waited| waited <= patience && !is_over());
+        let longest = if self.lost_turn { NEXT_TURN_LIMIT } else { TURN_LIMIT };
+        let turn = Turn::take(limit, |waited| waited <= longest && !is_over());
         self.lost_turn = turn.is_none();
         turn
     }
