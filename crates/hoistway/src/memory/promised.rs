@@ -25,8 +25,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What loads leave free under every limit: at its last byte the kernel kills a process for the next stack or page table,
-/// and memory may come in huge pages of 2 MiB.
+/// What loads leave free under every limit. Where none is left, the kernel kills a process that needs a page for a stack or
+/// a page table; and memory may come in huge pages of 2 MiB.
 pub(super) const RESERVE_BYTES: u64 = 4 << 20;
 /// Where limits leave less than this beside what is promised, each touch is preceded by a look at them. More than reads
 /// that are in flight take between two looks.
@@ -144,7 +144,7 @@ impl Promise {
         touch: impl FnOnce(),
     ) -> Result<bool> {
         let Some(watch) = &self.watch else { return Ok(false) };
-        // Who need not wait for room does not wait for who does: its tensors may be those that make room.
+        // Without the lock, which another thread may hold while it waits for room: what is read here may make that room.
         if is_allowed.load(Ordering::Relaxed) {
             return Ok(false);
         }
