@@ -194,18 +194,14 @@ impl ChunkReader {
 
     /// An open file, and its reader.
     fn open(&self, path: &Path) -> hoistway::Result<(Arc<Reader>, ReadFile)> {
-        let failed = |source| Error::Io {
-            operation: "stat",
-            path: path.to_owned(),
-            tensor: None,
-            range: None,
-            source,
-        };
-        let file = match fs::metadata(path) {
-            Ok(stat) => {
-                // Asked each time: a daemon that came back may have made another mount of it.
-                if let Some(mount) = &self.mount
-                    && !fs::metadata(mount).is_ok_and(|point| point.dev() == stat.dev())
+        let stat = |path: &Path| fs::metadata(path).map_err(|source| (path.to_owned(), source));
+        // The mount is asked each time: a daemon that came back may have made another one. It is asked first: a daemon that dies
+        // in between takes its files along, and none seems to lie elsewhere.
+        let stats = || Ok((self.mount.as_deref().map(stat).transpose()?, stat(path)?));
+        let file = match stats() {
+            Ok((point, stat)) => {
+                if let (Some(mount), Some(point)) = (&self.mount, point)
+                    && point.dev() != stat.dev()
                 {
                     let reason = format!("it does not lie on the 3FS at {}", mount.display());
                     let why = route::Unavailable { reason, fix: "make a reader for its mount".into() };
@@ -229,14 +225,20 @@ impl ChunkReader {
                     }
                 }
             }
-            // That says best what is wrong, if something is.
-            Err(source) => {
+            Err((asked, source)) => {
                 if !matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) {
                     // The mount may be no more. Files that stay open would keep its remains.
                     let forgotten = std::mem::take(&mut *self.state());
                     drop(forgotten);
                 }
-                return Err(ReadFile::open(path).err().unwrap_or_else(|| failed(source)));
+                // Opening the file says best what is wrong, if something is.
+                return Err(ReadFile::open(path).err().unwrap_or(Error::Io {
+                    operation: "stat",
+                    path: asked,
+                    tensor: None,
+                    range: None,
+                    source,
+                }));
             }
         };
         let mut state = self.state();

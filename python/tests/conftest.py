@@ -131,17 +131,30 @@ class Daemon:
 
     def behave(self, *faults: str) -> None:
         """Sets the daemon's faults."""
-        self._commands.write(" ".join(["behave", *faults]) + "\n")
+        self._command(" ".join(["behave", *faults]))
+
+    def transfers(self) -> int:
+        """How many transfers there were since the last `behave`."""
+        return int(self._command("transfers"))
+
+    def _command(self, command: str) -> str:
+        self._commands.write(command + "\n")
         self._commands.flush()
         answer = self._answers.readline()
         assert answer.startswith("ok"), answer
+        return answer.removeprefix("ok")
 
-    def kill(self) -> None:
-        """Kills the daemon, and takes the mount away."""
+    def kill(self, *, unmounts: bool = True) -> None:
+        """Kills the daemon, and takes the mount away unless that is left to `unmount`."""
         self._process.kill()
         self._process.wait()
         self._commands.close()
         self._answers.close()
+        if unmounts:
+            self.unmount()
+
+    def unmount(self) -> None:
+        """Takes the mount of a daemon away that was killed."""
         subprocess.run(["umount", "--lazy", self.mount], check=True)
 
     def close(self) -> None:

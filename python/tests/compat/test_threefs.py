@@ -7,7 +7,9 @@ import json
 import logging
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from hoistway.errors import (
     RouteUnavailableError,
     StorageError,
 )
+from interrupting import wait_until
 
 SIZE = 5_000_011
 BUFFER = 1 << 20
@@ -261,6 +264,38 @@ def test_the_death_of_the_daemon_ends_every_read(daemon: Daemon, path) -> None:
     assert all(str(error.path) == path for error in failed)
 
 
+@contextmanager
+def killed_while_it_reads(daemon: Daemon) -> Iterator[None]:
+    """The daemon, which stalls, is killed once a read of the body has reached it."""
+
+    def kill() -> None:
+        wait_until(lambda: daemon.transfers() > 0)
+        daemon.kill()
+
+    with ThreadPoolExecutor(1) as beside:
+        killing = beside.submit(kill)
+        yield
+        killing.result()
+
+
+def test_a_mount_that_does_not_answer_is_named(daemon: Daemon, path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(bytes(10))
+    with threefs.ThreeFSFileReader(str(daemon.mount), client="native") as reader:
+        assert reader.read_chunked(path, 0, 0, 10) == 10
+        daemon.kill(unmounts=False)
+        try:
+            # Whether the file lies on it cannot be known.
+            with pytest.raises(StorageError, match="not connected") as of_mount:
+                reader.read_chunked(str(elsewhere), 0, 0, 10)
+            with pytest.raises(StorageError, match="not connected") as of_file:
+                reader.read_chunked(path, 0, 0, 10)
+        finally:
+            daemon.unmount()
+    assert of_mount.value.path == daemon.mount
+    assert str(of_file.value.path) == path
+
+
 @pytest.mark.parametrize("client", ["native", "auto"])
 @pytest.mark.parametrize("is_reading", [True, False])
 def test_a_reader_goes_on_once_the_file_system_is_mounted_again(
@@ -274,11 +309,8 @@ def test_a_reader_goes_on_once_the_file_system_is_mounted_again(
             np.testing.assert_array_equal(memory, contents)
             if is_reading:
                 daemon.behave("stall=1")
-                death = threading.Timer(0.1, daemon.kill)
-                death.start()
-                with pytest.raises(StorageError, match="dead"):
+                with killed_while_it_reads(daemon), pytest.raises(StorageError, match="dead"):
                     reader.read_chunked(path, address(memory), 0, SIZE)
-                death.join()
             else:
                 daemon.kill()
             with pytest.raises(HoistwayError):
