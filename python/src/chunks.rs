@@ -195,23 +195,21 @@ impl ChunkReader {
     /// An open file, and its reader.
     fn open(&self, path: &Path) -> hoistway::Result<(Arc<Reader>, ReadFile)> {
         let stat = |path: &Path| fs::metadata(path).map_err(|source| (path.to_owned(), source));
-        // The mount is asked each time: a daemon that came back may have made another one. It is asked first: a daemon that dies
-        // in between takes its files along, and none seems to lie elsewhere.
+        // The mount is asked each time: a daemon that came back may have made another one. It is asked before the file: if the
+        // daemon dies in between, the file is not found. The other way round, it would seem to lie elsewhere.
         let stats = || Ok((self.mount.as_deref().map(stat).transpose()?, stat(path)?));
         let file = match stats() {
             Ok((point, stat)) => {
-                if let (Some(mount), Some(point)) = (&self.mount, point)
-                    && point.dev() != stat.dev()
-                {
-                    let reason = format!("it does not lie on the 3FS at {}", mount.display());
-                    let why = route::Unavailable { reason, fix: "make a reader for its mount".into() };
-                    return Err(Error::RouteUnavailable {
-                        route: Route::Usrbio,
-                        path: Some(path.to_owned()),
-                        why,
-                    });
-                }
-                if self.mount.is_some() {
+                if let (Some(mount), Some(point)) = (&self.mount, point) {
+                    if point.dev() != stat.dev() {
+                        let reason = format!("it does not lie on the 3FS at {}", mount.display());
+                        let why = route::Unavailable { reason, fix: "make a reader for its mount".into() };
+                        return Err(Error::RouteUnavailable {
+                            route: Route::Usrbio,
+                            path: Some(path.to_owned()),
+                            why,
+                        });
+                    }
                     self.keep_to(stat.dev());
                 }
                 let stamp = Stamp::of(&stat);
